@@ -52,9 +52,9 @@ def find_problems(path: Path) -> list[str]:
     known_libraries = allowed_libraries | RUNTIME_LIBRARIES
     problems = {f"needs {library}" for library in needed_libraries - known_libraries}
     problems |= {f"searches {folder}" for folder in search_paths - {"$ORIGIN"}}
-    dependencies = {library for library in needed_libraries if library.startswith("libngram_npu_")}
+    own_libraries = {library for library in needed_libraries if library.startswith("libngram_npu_")}
     if "$ORIGIN" not in search_paths:
-        problems |= {f"does not search its own folder for {library}" for library in dependencies}
+        problems |= {f"does not search its own folder for {library}" for library in own_libraries}
     for fields in map(str.split, symbols.splitlines()):
         if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK", "UNIQUE"}:
             continue

@@ -283,7 +283,7 @@ LadderOptions Arguments::check_ladder(bool ladder, const std::optional<TensorVie
     check_is_none(token_logits, "token_logits require costs");
     return {ladder, nullptr, cost_limit};
   }
-  const CostTable table = check_cost_table(*costs, kCostColumns, token_logits);
+  const CostTable table = check_cost_table(*costs, kRowCostColumns, token_logits);
   return {ladder, table.cells, cost_limit, table.token_logits};
 }
 

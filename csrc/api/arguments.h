@@ -19,6 +19,8 @@
 
 namespace ngram_npu::api {
 
+constexpr int64_t kAnySize = -1;  // for the parameter `size` of the checks: every size is valid
+
 // An invalid argument. Both front ends convert this error to Python's ValueError.
 class ArgumentError : public std::invalid_argument {
  public:

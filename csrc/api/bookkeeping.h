@@ -50,7 +50,7 @@ auto prepare_inputs_padded(In<F> cu_num_draft_tokens, In<F> num_sampled, In<F> q
   F call("prepare_inputs_padded");
   PrepareInputsPaddedParams p{};
   const TensorView drafts = call.view("cu_num_draft_tokens", cu_num_draft_tokens);
-  p.cu_num_draft_tokens = call.check_int32s(drafts, -1);
+  p.cu_num_draft_tokens = call.check_int32s(drafts, kAnySize);
   p.batch = drafts.sizes[0];
   p.num_sampled = call.check_int32s(call.view("num_sampled", num_sampled), p.batch);
   p.query_start_loc = call.check_int32s(call.view("query_start_loc", query_start_loc), p.batch + 1);
@@ -89,10 +89,10 @@ void prepare_input_ids_(In<F> input_ids, In<F> query_start_loc, In<F> prev_posit
   F call("prepare_input_ids_");
   PrepareInputIdsParams p{};
   const TensorView inputs = call.view("input_ids", input_ids);
-  p.input_ids = call.check_output_int32s(inputs, -1);
+  p.input_ids = call.check_output_int32s(inputs, kAnySize);
   p.num_inputs = inputs.sizes[0];
   const TensorView prev_positions_view = call.view("prev_positions", prev_positions);
-  p.prev_positions = call.check_indices(prev_positions_view, -1);
+  p.prev_positions = call.check_indices(prev_positions_view, kAnySize);
   p.batch = prev_positions_view.sizes[0];
   p.query_start_loc = call.check_int32s(call.view("query_start_loc", query_start_loc), p.batch + 1);
   p.draft_token_ids = call.template check_token_rows<const int32_t>(call.view("draft_token_ids", draft_token_ids));
@@ -112,7 +112,7 @@ void gather_sampled_tokens_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled
   p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
   const TensorView sampled = call.view("num_sampled", num_sampled);
-  p.num_sampled = call.check_int32s(sampled, -1);
+  p.num_sampled = call.check_int32s(sampled, kAnySize);
   p.batch = sampled.sizes[0];
   p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
                                          p.token_ids.rows, "number of rows of token_ids, because row_indices is None");

@@ -22,14 +22,14 @@ CorrectNumComputedTokensParams check_counts(F& call, In<F> num_computed_tokens, 
   const TensorView prev_positions_view = call.view("prev_positions", prev_positions);
   const TensorView sampled_view = call.view("num_sampled_prev", num_sampled_prev);
   const TensorView draft_view = call.view("num_draft_prev", num_draft_prev);
-  p.prev_positions = call.check_indices(prev_positions_view, -1);
+  p.prev_positions = call.check_indices(prev_positions_view, kAnySize);
   p.batch = prev_positions_view.sizes[0];
   p.num_computed_tokens =
       call.template check_output_vector<int32_t>(computed_view, DType::kInt32, p.batch, kSizeOfPrevPositions);
   p.num_accepted_tokens =
       call.template check_output_vector<int32_t>(accepted_view, DType::kInt32, p.batch, kSizeOfPrevPositions);
-  p.num_sampled_prev = call.check_int32s(sampled_view, -1);
-  p.num_draft_prev = call.check_int32s(draft_view, -1);
+  p.num_sampled_prev = call.check_int32s(sampled_view, kAnySize);
+  p.num_draft_prev = call.check_int32s(draft_view, kAnySize);
   p.num_previous = smaller(computed_view.sizes[0], smaller(sampled_view.sizes[0], draft_view.sizes[0]));
   p.host_num_computed_tokens =
       call.check_int32s(call.view("host_num_computed_tokens", host_num_computed_tokens), p.batch);
@@ -80,7 +80,7 @@ void compute_slot_mapping_(In<F> query_start_loc, In<F> positions, In<F> block_t
   const TensorView starts = call.view("query_start_loc", query_start_loc);
   const TensorView positions_view = call.view("positions", positions);
   call.check_query_start_loc(starts);
-  call.check_vector(positions_view, {DType::kInt64}, -1);
+  call.check_vector(positions_view, {DType::kInt64}, kAnySize);
   auto p = check_slots(call, starts.sizes[0] - 1, starts, positions_view, block_table, row_indices, slot_mapping,
                        {block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave}, pad_id);
   call.check_no_overlap();
@@ -111,7 +111,7 @@ void correct_spec_state_(In<F> num_computed_tokens, In<F> num_accepted_tokens, I
   p.num_seq_lens = lengths.sizes[0];
   const auto tokens = call.view("num_tokens", num_tokens);
   if (tokens) {
-    p.num_tokens = call.check_int32s(*tokens, -1);
+    p.num_tokens = call.check_int32s(*tokens, kAnySize);
     p.num_rows = tokens->sizes[0];
   }
   if (const auto mask = call.view("discard", discard)) {
@@ -123,7 +123,7 @@ void correct_spec_state_(In<F> num_computed_tokens, In<F> num_accepted_tokens, I
     }
   }
   const auto workspace_view = call.view("workspace", workspace);
-  if (workspace_view) call.check_output_int32s(*workspace_view, -1);
+  if (workspace_view) call.check_output_int32s(*workspace_view, kAnySize);
   call.check_no_overlap();
   if (batch > 0 || p.slots.num_slots > 0 || p.num_seq_lens > 0) {
     const auto allocation = call.template workspace<correct_spec_state__op>(p, workspace_view);

@@ -39,7 +39,7 @@ void check_step_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, In<F
   p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
   const TensorView sampled = call.view("num_sampled", num_sampled);
-  p.num_sampled = call.check_int32s(sampled, -1);
+  p.num_sampled = call.check_int32s(sampled, kAnySize);
   p.batch = sampled.sizes[0];
   p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
                                          p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
@@ -63,7 +63,7 @@ void device_store_append_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, 
   p.max_new = max_new;
   p.hold_back = hold_back;
   const auto workspace_view = call.view("workspace", workspace);
-  if (workspace_view) call.check_output_int32s(*workspace_view, -1);
+  if (workspace_view) call.check_output_int32s(*workspace_view, kAnySize);
   call.check_no_overlap();
   if (p.batch == 0) return;
   const auto memory = call.template workspace<device_store_append__op>(p, workspace_view);

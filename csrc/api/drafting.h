@@ -37,7 +37,7 @@ void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<
   p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
   const auto rows = call.view("row_indices", row_indices);
-  p.row_indices = call.check_indices(rows, -1);
+  p.row_indices = call.check_indices(rows, kAnySize);
   p.batch = rows ? rows->sizes[0] : p.token_ids.rows;
 }
 
@@ -50,14 +50,14 @@ template <class F>
 IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch) {
   call.check_on_cpu(kIndexOnCpu);
   const TensorView view = call.view("index", index);
-  int32_t* words = call.check_output_int32s(view, -1);
+  int32_t* words = call.check_output_int32s(view, kAnySize);
   return {words, view.sizes[0], call.check_indices(call.view("slot_indices", slot_indices), batch)};
 }
 
 template <class F>
 std::optional<TensorView> check_workspace(F& call, Optional<F> workspace) {
   const auto view = call.view("workspace", workspace);
-  if (view) call.check_output_int32s(*view, -1);
+  if (view) call.check_output_int32s(*view, kAnySize);
   return view;
 }
 
@@ -235,11 +235,11 @@ void ngram_index_reset_(In<F> index, In<F> slot_indices) {
   F call("ngram_index_reset_");
   NgramIndexResetParams p{};
   const TensorView words = call.view("index", index);
-  p.index.words = call.check_output_int32s(words, -1);
+  p.index.words = call.check_output_int32s(words, kAnySize);
   call.check_on_cpu(kIndexOnCpu);
   p.index.num_words = words.sizes[0];
   const TensorView slots = call.view("slot_indices", slot_indices);
-  p.index.slot_indices = call.check_indices(slots, -1);
+  p.index.slot_indices = call.check_indices(slots, kAnySize);
   p.count = slots.sizes[0];
   call.check_no_overlap();
   if (p.count > 0) call.template run<ngram_index_reset__op>(p);

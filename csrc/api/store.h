@@ -1,4 +1,5 @@
-// Operators of the store that requests share.
+// Operators of the store that requests share. F is the front end (torch or numpy): In<F> is its type of an argument,
+// and an F (`call`) checks the arguments of one call and runs the operator (api/arguments.h).
 #pragma once
 
 #include "api/arguments.h"
@@ -12,7 +13,7 @@ NGRAM_NPU_OPERATOR(ngram_store_finish_, NgramStoreFinishParams)
 template <class F>
 StoreAccess check_store(F& call, In<F> store) {
   const TensorView view = call.view("store", store);
-  int32_t* words = call.check_output_int32s(view, -1);
+  int32_t* words = call.check_output_int32s(view, kAnySize);
   return {words, view.sizes[0]};
 }
 
@@ -26,7 +27,7 @@ void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<
   p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
   const TensorView sampled_view = call.view("num_sampled", num_sampled);
-  p.num_sampled = call.check_int32s(sampled_view, -1);
+  p.num_sampled = call.check_int32s(sampled_view, kAnySize);
   p.batch = sampled_view.sizes[0];
   p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
                                          p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
@@ -59,7 +60,7 @@ void ngram_store_finish_(In<F> store, In<F> slot_indices) {
   NgramStoreFinishParams p{};
   p.store = check_store(call, store);
   const TensorView slots = call.view("slot_indices", slot_indices);
-  p.slot_indices = call.check_indices(slots, -1);
+  p.slot_indices = call.check_indices(slots, kAnySize);
   p.count = slots.sizes[0];
   call.check_no_overlap();
   if (p.count > 0) call.template run<ngram_store_finish__op>(p);

@@ -21,11 +21,11 @@ struct LogitCosts {
   constexpr LogitCosts() : values() {
     constexpr double kLogitFactor = 1.0317434074991028;  // e^(1/32)
     constexpr double kCostFactor = 1.0442737824274138;   // 2^(1/16)
-    double odds = 1.3066169316755169e-14;                // e^(-logit / 32) for kMaxLogit
-    double rounding_limit = 1.0218971486541166;          // 2^(1/32): from this 1 + odds on, the cost increases
+    double odds_against = 1.3066169316755169e-14;        // the odds of rejection, e^(-logit / 32), for kMaxLogit
+    double rounding_limit = 1.0218971486541166;  // 2^(1/32): smallest 1 + odds_against that costs more than `cost`
     int cost = 0;
-    for (int32_t logit = kMaxLogit; logit >= kMinLogit; --logit, odds *= kLogitFactor) {
-      while (cost < 255 && 1 + odds >= rounding_limit) {
+    for (int32_t logit = kMaxLogit; logit >= kMinLogit; --logit, odds_against *= kLogitFactor) {
+      while (cost < 255 && 1 + odds_against >= rounding_limit) {
         ++cost;
         rounding_limit *= kCostFactor;
       }
@@ -96,12 +96,12 @@ NGRAM_FN uint32_t expected_accepted_tokens(const AcceptanceProbabilities& probab
 
 constexpr int kLadderLevels = 5;
 constexpr int64_t kLadderMaxN = 16;
-constexpr int64_t kCostColumns = 32;  // columns of a cost table, one per outcome value
+constexpr int64_t kRowCostColumns = 32;  // of the cost table for tokens from the request's own row, one per outcome
 
 NGRAM_FN uint32_t ladder_ngram_length(uint32_t level) { return 1u << level; }
 
-// The outcome byte of the token at `position`: the length of the candidate match before the token, and whether this
-// match predicted the token correctly. candidate.len is the match length, at most 16; 0: there was no candidate.
+// The outcome byte of the token at `position`: the length of the candidate, and whether it predicted the token. The
+// candidate is the longest match of the tokens before the token, of at most 16 tokens; len 0: no match.
 NGRAM_FN uint8_t outcome_of(Match candidate, const int32_t* tokens, int64_t position) {
   if (candidate.len == 0) return 0;
   const bool is_correct = tokens[candidate.end + 1] == tokens[position];

@@ -128,7 +128,7 @@ struct IndexAccess {
 // The ladder arguments of a call.
 struct LadderOptions {
   bool enabled;
-  // CostTable of [kCostRows, kCostColumns]; null: drafts have k tokens, and no outcomes are recorded.
+  // CostTable of [kCostRows, kRowCostColumns]; null: drafts have k tokens, and no outcomes are recorded.
   const void* costs;
   int64_t cost_limit;
   const int8_t* token_logits = nullptr;  // as in CostTable

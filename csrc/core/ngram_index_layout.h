@@ -49,13 +49,13 @@ constexpr uint32_t kPrefixBits = 14;
 // would split before they are full, because of the row's length.
 constexpr uint32_t kNextBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
 static_assert(kPrefixBits + 3 + 2 + 1 + kNextBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
-constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // a slot has space for 2^4 directory entries
-constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // a page has space for 2^10 entries
-static_assert(kPageWords == 1 << kDirPageDepth);
-constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
+constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;         // a slot has space for 2^4 directory entries
+constexpr uint32_t kPageEntriesLog2 = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // a page has space for 2^10 entries
+static_assert(kPageWords == 1 << kPageEntriesLog2);
+constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kPageEntriesLog2 + 4 : kPrefixBits - 1;
 constexpr uint32_t kTailTokens = 8;  // number of indexed tokens that a slot stores to detect changes of the row
 constexpr uint32_t kMaxIndexedTokens = (1u << (kNextBits + kMaxDepth)) - 1;  // longer rows are scanned
-constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                     // log2 of the number of bytes in a page
+constexpr uint32_t kOutcomePageBits = kPageEntriesLog2 + 2;                  // log2 of the number of bytes in a page
 constexpr uint32_t kRootOutcomePages = 16;
 constexpr uint32_t kMaxOutcomePages = (kMaxIndexedTokens >> kOutcomePageBits) + 1;
 constexpr int64_t kMaxPages = int64_t{1} << 26;  // so that the index of a line fits into 32 bits
@@ -112,7 +112,7 @@ constexpr uint32_t kTableTooLarge = ~0u;
 
 // Number of pages that contain the ids of `pages` outcome pages; 0 if the slot has space for the ids.
 static NGRAM_FN uint32_t count_outcome_directories(uint32_t pages) {
-  return pages <= kRootOutcomePages ? 0 : (pages + (1u << kDirPageDepth) - 1) >> kDirPageDepth;
+  return pages <= kRootOutcomePages ? 0 : (pages + (1u << kPageEntriesLog2) - 1) >> kPageEntriesLog2;
 }
 
 // A directory entry: page id << 4 | depth of the page.

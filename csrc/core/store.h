@@ -90,9 +90,9 @@ struct Entry {
 
 // Columns of a cost table [kCostRows, kStoreCostColumns]. For the first token of a draft, the numbers of right and
 // wrong predictions select one of the last kFirstTokenColumns columns. For a later token, its outcome byte selects one
-// of the first kCostColumns columns.
+// of the first kRowCostColumns columns.
 constexpr int64_t kFirstTokenColumns = 24;
-constexpr int64_t kStoreCostColumns = kCostColumns + kFirstTokenColumns;
+constexpr int64_t kStoreCostColumns = kRowCostColumns + kFirstTokenColumns;
 
 // The output function of splitmix64.
 NGRAM_FN uint64_t mix(uint64_t z) {
@@ -146,7 +146,7 @@ NGRAM_FN int64_t first_token_column(uint32_t state) {
   const uint32_t num_right = state >> 4 & kMaxCount, num_wrong = state & kMaxCount;
   const int64_t right_class = num_right < 3 ? num_right : num_right < 5 ? 3 : num_right < 9 ? 4 : 5;
   const int64_t wrong_class = num_wrong < 2 ? num_wrong : num_wrong < 4 ? 2 : 3;
-  return kCostColumns + right_class * 4 + wrong_class;
+  return kRowCostColumns + right_class * 4 + wrong_class;
 }
 
 }  // namespace ngram_npu::store

@@ -235,7 +235,8 @@ class Drafter {
     for (int64_t total_cost = 0; count < max_count; ++count) {
       const int64_t cost_row = smaller<int64_t>(match.len + count, kCostRows - 1);
       const int64_t position = draft_read_position(match.end, row.length, count);
-      costs[count] = cost_reader.next(cost_row * kCostColumns + get_outcome(position) % kCostColumns, tokens[position]);
+      costs[count] =
+          cost_reader.next(cost_row * kRowCostColumns + get_outcome(position) % kRowCostColumns, tokens[position]);
       total_cost += costs[count];
       if (total_cost > ladder_.cost_limit) break;
     }

@@ -16,7 +16,7 @@ using namespace index;
 
 namespace {
 
-// A word of `owners` is slot + 1 for a page in use, kFree | (next + 1) for a freed page, and 0 for an unused page.
+// A word of `page_owners` is slot + 1 for a page in use, kFree | (next + 1) for a freed page, and 0 for an unused page.
 constexpr uint32_t kFree = 0x80000000u;
 
 // A spin lock for the pages of all indices. A page is allocated once in a few hundred insertions, so one lock per
@@ -48,8 +48,8 @@ uint32_t add_pages_in_use(const Arena& arena, uint32_t difference) {
 // The caller holds the lock.
 void free_page(const Arena& arena, uint32_t slot_id, uint32_t page) {
   // A corrupt directory must not free a page twice, or a page of another slot.
-  if (page >= arena.num_pages || arena.owners[page] != slot_id + 1) return;
-  arena.owners[page] = kFree | arena.header[kHeaderFreePage];
+  if (page >= arena.num_pages || arena.page_owners[page] != slot_id + 1) return;
+  arena.page_owners[page] = kFree | arena.header[kHeaderFreePage];
   arena.header[kHeaderFreePage] = page + 1;
   add_pages_in_use(arena, ~0u);
 }
@@ -70,7 +70,7 @@ bool open_arena(int32_t* index, int64_t words, Arena* arena) {
   if (base[kHeaderMagic] != kMagic || needed_words == 0 || needed_words > words) return false;
   arena->header = base;
   arena->slots = base + kHeaderWords;
-  arena->owners = arena->slots + num_slots * kSlotWords;
+  arena->page_owners = arena->slots + num_slots * kSlotWords;
   arena->pages = base + words_before_pages(num_slots, num_pages);
   arena->num_slots = static_cast<uint32_t>(num_slots);
   arena->num_pages = static_cast<uint32_t>(num_pages);
@@ -81,14 +81,14 @@ uint32_t allocate_page(const Arena& arena, uint32_t slot_id) {
   const PageLock lock;
   uint32_t* header = arena.header;
   uint32_t page = header[kHeaderFreePage] - 1;
-  if (page < arena.num_pages && (arena.owners[page] & kFree) != 0) {
-    header[kHeaderFreePage] = arena.owners[page] & ~kFree;
+  if (page < arena.num_pages && (arena.page_owners[page] & kFree) != 0) {
+    header[kHeaderFreePage] = arena.page_owners[page] & ~kFree;
   } else {
     page = header[kHeaderUnusedPage];
     if (page >= arena.num_pages) return kNoPage;
     header[kHeaderUnusedPage] = page + 1;
   }
-  arena.owners[page] = slot_id + 1;
+  arena.page_owners[page] = slot_id + 1;
   const uint32_t in_use = add_pages_in_use(arena, 1);
   if (in_use > header[kHeaderPagesPeak]) header[kHeaderPagesPeak] = in_use;
   return page;
@@ -108,20 +108,20 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
     for (uint32_t i = 0; i < size;) {
       const uint32_t entry = dir_depth <= kRootDepth
                                  ? slot[kSlotRoot + i]
-                                 : arena.page(slot[kSlotRoot + (i >> kDirPageDepth)])[i % kPageWords];
+                                 : arena.page(slot[kSlotRoot + (i >> kPageEntriesLog2)])[i % kPageWords];
       free_page(arena, slot_id, entry >> 4);
       i += 1u << (dir_depth - smaller(entry & 15u, dir_depth));  // the number of directory entries of the page
     }
     if (dir_depth > kRootDepth) {
-      for (uint32_t i = 0; i < size; i += 1u << kDirPageDepth) {
-        free_page(arena, slot_id, slot[kSlotRoot + (i >> kDirPageDepth)]);
+      for (uint32_t i = 0; i < size; i += 1u << kPageEntriesLog2) {
+        free_page(arena, slot_id, slot[kSlotRoot + (i >> kPageEntriesLog2)]);
       }
     }
   }
   if (slot[kSlotOutcomePages] > 0) {
     const PageLock lock;
     const uint32_t pages = smaller(slot[kSlotOutcomePages], kMaxOutcomePages);
-    for (uint32_t i = 0; i < pages; ++i) free_page(arena, slot_id, *outcome_page(arena, slot, pages, i));
+    for (uint32_t i = 0; i < pages; ++i) free_page(arena, slot_id, *outcome_page_id(arena, slot, pages, i));
     for (uint32_t i = 0; i < count_outcome_directories(pages); ++i)
       free_page(arena, slot_id, slot[kSlotOutcomeRoot + i]);
   }

@@ -1,4 +1,4 @@
-// Pages and slots of the index tensor, and the interface between the operators and the vectorised table.
+// Pages and slots of the index tensor, and the operations on an index that are compiled per instruction set.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace ngram_npu::cpu {
 struct Arena {
   uint32_t* header;
   uint32_t* slots;
-  uint32_t* owners;
+  uint32_t* page_owners;  // for each page: the slot that owns it, or the next free page
   uint32_t* pages;
   uint32_t num_slots;
   uint32_t num_pages;
@@ -46,11 +46,11 @@ bool can_enable_again(const Arena& arena, uint32_t slot_id);
 // Increases a statistic.
 void add_to_statistic(const Arena& arena, index::Header statistic, uint32_t amount = 1);
 
-// The word with the id of outcome page `number`, in a slot with num_pages outcome pages.
-inline uint32_t* outcome_page(const Arena& arena, uint32_t* slot, uint32_t num_pages, uint32_t number) {
+// Returns the address of the word with the id of outcome page `number`, in a slot with num_pages outcome pages.
+inline uint32_t* outcome_page_id(const Arena& arena, uint32_t* slot, uint32_t num_pages, uint32_t number) {
   uint32_t* root = slot + index::kSlotOutcomeRoot;
   if (num_pages <= index::kRootOutcomePages) return root + number;
-  return arena.page(root[number >> index::kDirPageDepth]) + (number & ((1u << index::kDirPageDepth) - 1));
+  return arena.page(root[number >> index::kPageEntriesLog2]) + (number & ((1u << index::kPageEntriesLog2) - 1));
 }
 
 struct IndexOptions {
@@ -62,7 +62,8 @@ struct IndexOptions {
 };
 
 // Prepares a slot to continue with this row. The slot is cleared if it was indexed with other options, has indexed more
-// than `max_indexed` tokens, or has indexed other last tokens than the row's. Returns whether the slot is usable.
+// than `max_indexed` tokens, or if the last tokens that it indexed differ from the row's tokens at these positions.
+// Returns whether the slot is usable.
 bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& options, const int32_t* tokens,
                   uint32_t max_indexed);
 
@@ -76,16 +77,16 @@ struct IndexQuery {
   uint32_t slot_id;
   uint32_t first;
   uint32_t length;
-  Match match;
-  bool has_memory;  // false: no memory was left, so the slot is unusable
+  Match match;      // out: the best match
+  bool has_memory;  // out; false: no memory was left, so the slot is unusable
 };
 
 constexpr int kQueryGroup = 32;      // maximum number of rows that are looked up together
-constexpr uint32_t kMaxPending = 8;  // maximum number of tokens that the lookup of a row indexes
+constexpr uint32_t kMaxPending = 8;  // maximum number of new tokens that look_up() indexes per row
 
 // Operations on tables. Each isa_<name>.cpp compiles these operations (ngram_index_walk.h) for its instruction set.
 struct IndexOperations {
-  // Looks up at most kQueryGroup queries, each with at most kMaxPending tokens to index.
+  // Looks up at most kQueryGroup queries, each with at most kMaxPending new tokens, which it first indexes.
   void (*look_up)(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k);
   // Indexes the tokens [first, length) of a row. Returns false if no memory is left.
   bool (*extend)(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
@@ -146,7 +147,7 @@ class Outcomes {
   // The outcome byte of a token, in an existing page. The page is cached, because most positions are consecutive.
   uint8_t* byte_at(uint32_t number, int64_t position) {
     if (number != cached_page_) {
-      bytes_ = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, num_pages(), number)));
+      bytes_ = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page_id(arena_, slot_, num_pages(), number)));
       cached_page_ = number;
     }
     return bytes_ + (position & ((1 << kOutcomePageBits) - 1));
@@ -170,12 +171,12 @@ class Outcomes {
       if (count == kRootOutcomePages) {
         for (uint32_t i = 0; i < count; ++i) words[i] = root[i];
       }
-      root[count >> kDirPageDepth] = directory;
+      root[count >> kPageEntriesLog2] = directory;
       ++slot_[kSlotPages];
     }
     slot_[kSlotOutcomePages] = new_count;
     ++slot_[kSlotPages];
-    *outcome_page(arena_, slot_, new_count, count) = page;
+    *outcome_page_id(arena_, slot_, new_count, count) = page;
     return true;
   }
 

@@ -10,7 +10,7 @@ namespace {
 
 uint32_t* directory_at(const cpu::Arena& arena, uint32_t* slot, uint32_t i) {
   if (slot[kSlotDepth] <= kRootDepth) return slot + kSlotRoot + i;
-  return arena.page(slot[kSlotRoot + (i >> kDirPageDepth)]) + i % kPageWords;
+  return arena.page(slot[kSlotRoot + (i >> kPageEntriesLog2)]) + i % kPageWords;
 }
 
 bool has_lines_without_gaps(const uint32_t* page) {
@@ -34,12 +34,12 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
     for (uint32_t j = i; j < i + span; ++j) {
       if (*directory_at(arena, slot, j) != entry) return kFaultDirectory;
     }
-    if (entry >> 4 >= arena.num_pages || arena.owners[entry >> 4] != slot_id + 1) return kFaultOwner;
+    if (entry >> 4 >= arena.num_pages || arena.page_owners[entry >> 4] != slot_id + 1) return kFaultOwner;
     if (!has_lines_without_gaps(arena.page(entry >> 4))) return kFaultLine;
     ++num_pages;
     i += span;
   }
-  if (depth > kRootDepth) num_pages += depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
+  if (depth > kRootDepth) num_pages += depth <= kPageEntriesLog2 ? 1 : 1u << (depth - kPageEntriesLog2);
   const uint32_t num_outcome_pages = slot[kSlotOutcomePages];
   const bool has_outcomes = (slot[kSlotOptions] & kOptionOutcomes) != 0;
   if (num_outcome_pages !=
@@ -47,8 +47,8 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
     return kFaultPageCount;
   }
   for (uint32_t i = 0; i < num_outcome_pages; ++i) {
-    const uint32_t page = *cpu::outcome_page(arena, slot, num_outcome_pages, i);
-    if (page >= arena.num_pages || arena.owners[page] != slot_id + 1) return kFaultOwner;
+    const uint32_t page = *cpu::outcome_page_id(arena, slot, num_outcome_pages, i);
+    if (page >= arena.num_pages || arena.page_owners[page] != slot_id + 1) return kFaultOwner;
   }
   num_pages += num_outcome_pages + count_outcome_directories(num_outcome_pages);
   return num_pages == slot[kSlotPages] ? kFaultNone : kFaultPageCount;
@@ -59,7 +59,7 @@ IndexFault check_pages(const cpu::Arena& arena, int64_t* location) {
   for (uint32_t i = 0; i < arena.num_slots; ++i) num_pages_in_slots += arena.slot(i)[kSlotPages];
   uint32_t num_owned_pages = 0, num_freed_pages = 0, num_unused_pages = 0;
   for (uint32_t i = 0; i < arena.num_pages; ++i) {
-    const uint32_t owner = arena.owners[i];
+    const uint32_t owner = arena.page_owners[i];
     *location = i;
     if (owner >> 31 != 0)
       ++num_freed_pages;
@@ -73,9 +73,9 @@ IndexFault check_pages(const cpu::Arena& arena, int64_t* location) {
   uint32_t num_listed_pages = 0;
   for (uint32_t head = arena.header[kHeaderFreePage]; head != 0; ++num_listed_pages) {
     *location = head - 1;
-    if (head > arena.num_pages || arena.owners[head - 1] >> 31 == 0 || num_listed_pages > arena.num_pages)
+    if (head > arena.num_pages || arena.page_owners[head - 1] >> 31 == 0 || num_listed_pages > arena.num_pages)
       return kFaultFreeList;
-    head = arena.owners[head - 1] << 1 >> 1;
+    head = arena.page_owners[head - 1] << 1 >> 1;
   }
   if (num_listed_pages != num_freed_pages) return kFaultFreeList;
   if (num_owned_pages != num_pages_in_slots || num_owned_pages != arena.header[kHeaderPagesInUse]) return kFaultInUse;

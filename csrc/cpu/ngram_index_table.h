@@ -206,13 +206,13 @@ class SlotTable {
     for (int level = 0; level < num_levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
-      if (Isa::kHasGather && kWidth == 16 && dir_depth <= kDirPageDepth) {
+      if (Isa::kHasGather && kWidth == 16 && dir_depth <= kPageEntriesLog2) {
         const Vector offsets = (key >> (31 - dir_depth)) >> 1;
         Isa::gather(directory, &offsets, &entry);
       } else {
         for (uint32_t i = 0; i < size; ++i) {
           const uint32_t offset = dir_index(key[i], dir_depth);
-          entry[i] = dir_depth <= kDirPageDepth ? directory[offset] : *directory_at(offset, dir_depth);
+          entry[i] = dir_depth <= kPageEntriesLog2 ? directory[offset] : *directory_at(offset, dir_depth);
         }
       }
       const Vector depth = entry & 15u;
@@ -403,7 +403,7 @@ class SlotTable {
 
   uint32_t* directory_at(uint32_t i, uint32_t depth) const {
     if (depth <= kRootDepth) return slot_ + kSlotRoot + i;
-    return arena_.page(slot_[kSlotRoot + (i >> kDirPageDepth)]) + (i & ((1u << kDirPageDepth) - 1));
+    return arena_.page(slot_[kSlotRoot + (i >> kPageEntriesLog2)]) + (i & ((1u << kPageEntriesLog2) - 1));
   }
 
   // Finds the deepest level with a likely entry without a branch per level, because this level is not predictable.
@@ -595,11 +595,11 @@ class SlotTable {
     const uint32_t old_depth = dir_depth_;
     if (old_depth >= kMaxDepth) return false;
     const uint32_t depth = old_depth + 1;
-    if (depth > kRootDepth && depth <= kDirPageDepth + 4) {
+    if (depth > kRootDepth && depth <= kPageEntriesLog2 + 4) {
       // The directory moves from the slot to its first page, or gets twice as many pages.
       uint32_t root[kLineWords] = {};
-      const uint32_t pages = depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
-      const uint32_t old_pages = old_depth <= kRootDepth ? 0 : old_depth <= kDirPageDepth ? 1 : pages / 2;
+      const uint32_t pages = depth <= kPageEntriesLog2 ? 1 : 1u << (depth - kPageEntriesLog2);
+      const uint32_t old_pages = old_depth <= kRootDepth ? 0 : old_depth <= kPageEntriesLog2 ? 1 : pages / 2;
       for (uint32_t j = old_pages; j < pages; ++j) {
         root[j] = allocate_page(arena_, slot_id_);
         if (root[j] == kNoPage) {

@@ -96,7 +96,7 @@ class StoreDrafter {
     for (int64_t total_cost = 0; count < max_count; ++count) {
       const int64_t cost_row = smaller<int64_t>(query.hit.match_len + count, kCostRows - 1);
       const int64_t column = count == 0 ? first_token_column(query.hit.entry->state)
-                                        : store_.outcomes(serial)[offset + count] % kCostColumns;
+                                        : store_.outcomes(serial)[offset + count] % kRowCostColumns;
       draft->costs[count] = cost_reader.next(cost_row * kStoreCostColumns + column, text[count]);
       total_cost += draft->costs[count];
       if (total_cost > lookup_.cost_limit) break;

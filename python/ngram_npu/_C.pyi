@@ -71,7 +71,11 @@ CHUNK_ITEMS: int
 
 def pack_rows(
     rows: list[_Int32], first_chunks: _Int64, min_items: _Int64, split: int
-) -> tuple[_Int64, _Int32, int, int]: ...
+) -> tuple[_Int64, _Int32, int, int]:
+    """Packs rows into chunks of 64 items. Row i gets the chunks from ``first_chunks[i]`` on, for at
+    least ``min_items[i]`` items. Returns the chunks' indices, the chunks, the number of chunks of
+    ``rows[:split]``, and the smallest item of ``rows[split:]``."""
+
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32: ...
 
 class IndexPolicy:

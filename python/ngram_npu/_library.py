@@ -30,7 +30,7 @@ NVIDIA's CUDA Compatibility guide."""
 
 @dataclass(frozen=True)
 class Backend:
-    """State of a backend: the number of its kernels, or why it has none."""
+    """State of a backend: the number of its kernels, and why they are absent or cannot run."""
 
     name: str
     kernels: int = 0
@@ -78,7 +78,7 @@ def open_npu() -> Backend:
     except Exception as error:  # for example, CANN's libraries are missing
         first_line = str(error).partition("\n")[0]
         return Backend("npu", reason=f"torch_npu does not import: {first_line}")
-    return replace(_load_backend(state.library, "ascendc", "npu", _NPU_PATH), name="npu")
+    return _load_backend(state.library, "ascendc", "npu", _NPU_PATH)
 
 
 def load_npu_launcher() -> Any:
@@ -173,6 +173,7 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
         return Backend("cuda", reason=str(error))
     driver = get_cuda_driver_version()
     problem = _find_driver_problem(driver, runtime)
+    # Without a driver (0), there are no CUDA tensors, so registered kernels are not launched.
     if driver > 0 and problem:  # every launch of a kernel would fail
         return Backend("cuda", reason=problem)
     loaded = _load_backend(library, "cuda", "cuda", path)
@@ -226,11 +227,12 @@ def _make_state_without_torch(reason: str) -> _State:
 
 
 def _load_backend(library: ctypes.CDLL, prefix: str, device: str, path: Path) -> Backend:
+    """Registers a library's entry points ``ngram_npu_<prefix>_<op>`` as kernels for a device."""
     error = ctypes.create_string_buffer(1024)
     device_type = library.ngram_npu_device_type(device.encode())
     kernels: int = library.ngram_npu_load_backend(
         prefix.encode(), device_type, str(path).encode(), error, len(error)
     )
     if kernels < 0:
-        return Backend(prefix, reason=error.value.decode(errors="replace"))
-    return Backend(prefix, kernels=kernels)
+        return Backend(device, reason=error.value.decode(errors="replace"))
+    return Backend(device, kernels=kernels)

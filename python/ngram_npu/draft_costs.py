@@ -1,5 +1,5 @@
-"""Contains draft token costs that are fitted on traffic and bound to a tokenizer, and their
-file."""
+"""Contains logits of draft tokens that are fitted on traffic and bound to a tokenizer, and their
+file. The operators compute the cost of a draft token from its logits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from ngram_npu.output import atomic_output, check_writable
 FORMAT = "ngram-npu costs"
 VERSION = 1
 SHAPES = {"row": (16, 32), "store": (16, 56), "tokens": (4096, 2)}
+"""Shapes: match length x outcome of earlier drafts (from a row or a store), and
+class of token x (drafted token, token before it)."""
 DTYPES = {"row": np.int16, "store": np.int16, "tokens": np.int8}
 RANGES = {"row": (-768, 769), "store": (-768, 769), "tokens": (-128, 127)}
-"""Ranges of the tables' values. The sum of a cell and two tokens' logits does not overflow."""
+"""Ranges of the values. The sum of a cell and two tokens' logits is in the range of kLogitCosts
+(csrc/core/draft_costs.h), -1024 to 1023."""
 UNITS_PER_NAT = 32
 """Number of logit units per nat."""
 TOKEN_CLASSES = SHAPES["tokens"][0]
@@ -140,8 +143,8 @@ class Costs:
 
 
 def costs_to_logits(costs: npt.ArrayLike) -> FloatArray:
-    """Converts costs in sixteenths of a bit to logits in nats. A cost of 0 would have an
-    infinite logit, so costs below 0.25 are replaced by 0.25."""
+    """Converts operators' costs, in sixteenths of a bit, to logits in nats. A cost of 0 would have
+    an infinite logit, so costs below 0.25 are replaced by 0.25."""
     probability = 2.0 ** (-np.maximum(np.asarray(costs, np.float64), 0.25) / 16)
     logits: FloatArray = np.log(probability / (1 - probability))
     return logits

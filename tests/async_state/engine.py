@@ -22,12 +22,13 @@ _MAX_STEPS = 600
 
 
 class Engine:
-    """Schedules and runs the requests of a scenario."""
+    """Schedules and runs the requests of a scenario. Counts named `upper_` are optimistic: all
+    drafts in flight count as accepted. Requests with invalid samples are `faults` of the state."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = scenario.rng
-        self.state, self.device, self.countdown = scenario.make_state()
+        self.state, self.device, self.failure_countdown = scenario.make_state()
         self.model = SimulatedModel(scenario, self.state, self.device)
         self.waiting = list(scenario.requests)
         self.running: list[Request] = []
@@ -48,10 +49,10 @@ class Engine:
             self._reconcile_step()
         for request in self.scenario.requests:
             assert request.tokens == request.expected_tokens
-        assert not self.state._host_state._faults, "expected no faults of requests that have left"
+        assert not self.state._host_state._faults, "expected no requests that have left"
         if self.state.index is not None:
             statistics = self.state.index.statistics
-            # A slot that still had another request's tokens would have been rebuilt.
+            # No slot was rebuilt, so none still had the tokens of its previous request.
             num_rebuilds = statistics.rebuilds_shorter + statistics.rebuilds_rewritten
             assert not num_rebuilds + statistics.rebuilds_options
             self.event_counts += Counter(indexed=statistics.rows_indexed)
@@ -72,7 +73,7 @@ class Engine:
             num_drafts = self.state.wait_drafts().num_draft_tokens
         for request in [r for r in self.running if r.is_finished]:
             self._remove_request(request)
-        for request in [r for r in self.running if r.is_faulty]:
+        for request in [r for r in self.running if r.is_invalid]:
             self._preempt_request(request)
         for request in list(self.running):
             # At most three preemptions per request, so that all requests finish.
@@ -85,12 +86,12 @@ class Engine:
         if self.scenario.dense_rows:
             scheduled.sort(key=lambda entry: entry[0].row)
         if rng.random() < self.scenario.failure_probability:
-            self.countdown.calls_left = rng.randint(1, 20)
+            self.failure_countdown.calls_left = rng.randint(1, 20)  # this call of the device fails
         try:
             self._launch_step(scheduled, admitted, moves, new_blocks)
         except DeviceError:
             self._rebuild_state()
-        self.countdown.calls_left = 0
+        self.failure_countdown.calls_left = 0
 
     def _rebuild_state(self) -> None:
         for request in [r for r in self.running if r.is_finished]:
@@ -99,7 +100,7 @@ class Engine:
         for request in self.running:
             request.upper_computed = request.exact_computed
             request.upper_length = len(request.tokens)
-            request.position, request.is_faulty = -1, False
+            request.position, request.is_invalid = -1, False
         self.state.rebuild([_make_admission(request) for request in self.running])
         self.model.invalid_requests.clear()
         self.model.acceptance.clear()
@@ -143,9 +144,10 @@ class Engine:
     def _choose_tokens(self, request: Request, budget: int, num_drafts: Any) -> tuple[int, int]:
         """Returns the numbers of tokens and of drafts; 0 if the request must wait."""
         num_uncomputed = request.upper_length - request.upper_computed
+        # A request in prefill, or that was not in the previous step, gets no drafts.
         if num_uncomputed > 1 or request.position < 0:
             if num_uncomputed == 1 and request.upper_length >= self.scenario.capacity:
-                return 0, 0  # the row may be full
+                return 0, 0  # the token might not fit; waits until the exact length is known
             return min(num_uncomputed, budget, self.rng.randint(1, self.scenario.max_chunk)), 0
         max_drafts = self.scenario.capacity - 1 - request.upper_length
         if max_drafts < 0:
@@ -179,7 +181,7 @@ class Engine:
             request.upper_computed = request.exact_computed
             request.upper_length = len(request.tokens)
             request.num_admissions += 1
-            request.position, request.is_faulty = -1, False
+            request.position, request.is_invalid = -1, False
             request.keeps_blocks = False
             self._allocate_blocks(request, request.upper_computed + tokens, None)
             self.waiting.remove(request)
@@ -226,7 +228,7 @@ class Engine:
         requests = [entry[0] for entry in scheduled]
         previous_positions = [r.position for r in requests]
         admissions = [_make_admission(request) for request in admitted]
-        num_new = self.rng.randint(0, len(admissions))
+        num_new = self.rng.randint(0, len(admissions))  # begin_step treats both lists alike
         batch = Batch(
             rows=_to_int32([r.row for r in requests]),
             num_scheduled_tokens=_to_int32([entry[1] for entry in scheduled]),
@@ -243,14 +245,14 @@ class Engine:
         self.removed_rows = []
         self.event_counts += Counter(moves=len(moves), empty=not requests)
         step = LaunchedStep(
-            requests,
-            [r.num_admissions for r in requests],
-            [entry[1] for entry in scheduled],
-            [entry[2] for entry in scheduled],
-            [r.upper_computed + tokens < r.upper_length for r, tokens, _ in scheduled],
-            [[list(r.blocks[g]) for r in requests] for g in range(len(self.free_blocks))],
-            self.last_step,
-            previous_positions,
+            requests=requests,
+            admission_numbers=[r.num_admissions for r in requests],
+            num_scheduled=[entry[1] for entry in scheduled],
+            num_drafts=[entry[2] for entry in scheduled],
+            is_discarded=[r.upper_computed + n < r.upper_length for r, n, _ in scheduled],
+            blocks=[[list(r.blocks[g]) for r in requests] for g in range(len(self.free_blocks))],
+            previous_step=self.last_step,
+            previous_positions=previous_positions,
         )
         batch_copy = copy.deepcopy(batch)
         with self.device.forbid_waits():
@@ -274,6 +276,7 @@ class Engine:
             else:
                 outputs = self.state.end_step(sampled_tensor)
                 self.model.launch_drafter_batch_check(inputs, outputs, step)
+        # The host does not know the exact counts until the step is reconciled.
         assert self.state.num_computed_tokens is None
         for request in self.running:
             request.position = -1
@@ -302,7 +305,7 @@ class Engine:
 
     def _preempt_request(self, request: Request, keeps_blocks: bool | None = None) -> None:
         self._remove_from_batch(request)
-        request.drops_in_flight = self.rng.random() < 0.5
+        request.ignores_results_in_flight = self.rng.random() < 0.5
         request.keeps_blocks = self.rng.random() < 0.3 if keeps_blocks is None else keeps_blocks
         if not request.keeps_blocks:
             self._free_blocks(request)
@@ -360,13 +363,14 @@ class Engine:
         assert (i in result.faults) == (is_alive and step.is_invalid[i])
         assert count == step.num_sampled[i]
         assert result.num_scheduled_drafts[i] == step.num_drafts[i]
+        # With drafts, only the tokens that are kept are computed; with an invalid sample, none.
         num_computed = count if step.num_drafts[i] or i in result.faults else step.num_scheduled[i]
         if is_alive:
             request.upper_computed -= step.num_scheduled[i] - num_computed
             request.upper_length -= 0 if step.is_discarded[i] else 1 + step.num_drafts[i] - count
         if step.is_invalid[i]:
-            self.event_counts["bad samples"] += is_alive and not request.is_faulty
-            request.is_faulty |= is_alive
+            self.event_counts["bad samples"] += is_alive and not request.is_invalid
+            request.is_invalid |= is_alive
             if is_alive and not request.is_finished:
                 assert result.num_tokens[i] == len(request.tokens)
             return
@@ -376,6 +380,7 @@ class Engine:
         num_accepted = int(result.num_accepted_drafts[i])
         source = step.sources.get(i, 0)
         assert result.draft_source is None or result.draft_source[i] == source
+        # By draft_source: no draft, a neural draft, one replaced or one continued by n-grams.
         event = ("", "neural drafts", "n-grams instead", "n-grams after neural")[source]
         self.event_counts += Counter({event: num_accepted} if event else {})
         self.event_counts += Counter(
@@ -388,7 +393,7 @@ class Engine:
             assert result.num_computed_tokens[i] == step.num_computed[i] + num_computed
         if request.num_admissions != step.admission_numbers[i] or request.is_finished:
             return
-        if not request.is_running and request.drops_in_flight:
+        if not request.is_running and request.ignores_results_in_flight:
             return
         request.exact_computed = step.num_computed[i] + num_computed
         request.tokens += result.sampled_token_ids[i, :count].tolist()
@@ -419,7 +424,8 @@ class Engine:
         self.device.drain()
         indexed_rows: dict[int, Any] = {}
         for request in self.running:
-            if request.num_admissions == 0 or request.row in self.removed_rows or request.is_faulty:
+            is_removed = request.row in self.removed_rows
+            if request.num_admissions == 0 or is_removed or request.is_invalid:
                 continue
             assert computed[request.row] == request.upper_computed
             known_tokens = self.state.known_token_ids(request.row)
@@ -468,7 +474,7 @@ def _collect_arrays(batch: Batch) -> list[Any]:
 
 def _assert_unchanged(batch: Batch, batch_copy: Batch) -> None:
     for array, expected in zip(_collect_arrays(batch), _collect_arrays(batch_copy), strict=True):
-        assert array.tolist() == expected.tolist(), "expected begin_step to leave its argument"
+        assert array.tolist() == expected.tolist(), "expected begin_step not to change it"
 
 
 def _overwrite_arrays(batch: Batch) -> None:

@@ -115,11 +115,11 @@ class Request:
     blocks: list[list[int]] = field(default_factory=list)
     keeps_blocks: bool = False
     """Whether the preempted request keeps its KV blocks."""
-    drops_in_flight: bool = False
+    ignores_results_in_flight: bool = False
     """Whether the tokens of steps in flight are dropped when the request is preempted."""
     position: int = -1
     """Batch position in the last step if it sampled there, otherwise -1."""
-    is_faulty: bool = False
+    is_invalid: bool = False
     """Whether the host knows that the sampler returned an invalid result."""
     is_finished: bool = False
 

@@ -20,7 +20,7 @@ _GROUPS = (KVGroup(4, 200), KVGroup(8, 100))
 
 
 class _CountingDevice(LateDevice):
-    """Counts copies and scatters on the main stream."""
+    """Counts copies and scatters. Runs queued work later, when its policy decides."""
 
     def __init__(self, policy: str = "eager") -> None:
         super().__init__(policy, random.Random(0))
@@ -133,7 +133,7 @@ def test_blocks_larger_than_staging_buffer_are_uploaded(policy: str, num_joining
     appended = 100 + np.arange(5000, dtype=np.int32)
     upload = state._device_state.upload
     assert isinstance(upload, PackedUpload)
-    assert len(appended) > 2 * upload._max_cells
+    assert len(appended) > 2 * upload._max_cells  # a cell holds one block id
     tokens, blocks = np.arange(5990, dtype=np.int32), 7 * np.arange(6000, dtype=np.int32)
     new = [Admission(row, tokens, (blocks,)) for row in range(1, 1 + num_joining)]
     new_blocks = (NewBlocks(np.zeros_like(appended), appended),)
@@ -183,8 +183,8 @@ def test_pack_rows_accepts_strided_and_unaligned_rows() -> None:
     unaligned = np.frombuffer(b"x" + np.arange(4, dtype=np.int32).tobytes(), np.int32, offset=1)
     rows = [unaligned, np.arange(6, dtype=np.int32)[::-2]]
     zeros = np.zeros(2, np.int64)
-    indices, chunks, split, smallest = _C.pack_rows(rows, zeros, zeros, 1)
-    assert (indices.tolist(), split, smallest) == ([0, 0], 1, 1)
+    indices, chunks, num_token_chunks, min_block_id = _C.pack_rows(rows, zeros, zeros, split=1)
+    assert (indices.tolist(), num_token_chunks, min_block_id) == ([0, 0], 1, 1)
     assert chunks[:, :5].tolist() == [[0, 1, 2, 3, -1], [5, 3, 1, -1, -1]]
 
 

@@ -13,8 +13,8 @@ from cli_helpers import EXAMPLE_LINE, make_conversations
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Returns a function that writes objects or raw lines to a replay file, compressed for
-    `.gz`."""
+    """Returns a function that writes objects or raw lines to a file of recorded conversations,
+    the input of `replay`; the file is compressed if its name ends in `.gz`."""
 
     def write(*lines: object, name: str = "talk.jsonl") -> Path:
         path = tmp_path / name
@@ -31,13 +31,13 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def example(write_jsonl: Callable[..., Path]) -> Path:
-    """A replay file with the example of cli_helpers.py."""
+    """A file of recorded conversations with the example of cli_helpers.py."""
     return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
 
 
 @pytest.fixture
 def traffic_file(tmp_path: Path) -> Path:
-    """A replay file with forty conversations that repeat parts of their own text."""
+    """A file with forty conversations that repeat parts of their own text."""
     path = tmp_path / "talk.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in make_conversations(40)))
     return path

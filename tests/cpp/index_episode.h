@@ -37,7 +37,7 @@ class IndexEpisode {
         index_(num_words_, flush),
         row_indices_(num_rows_, flush),
         slot_indices_(num_rows_, flush),
-        costs_(kCostRows * kCostColumns, flush),
+        costs_(kCostRows * kRowCostColumns, flush),
         draft_cost_rows_(num_rows_, k_, flush),
         slots_(static_cast<size_t>(num_rows_)),
         depths_(static_cast<size_t>(num_rows_)) {

@@ -165,7 +165,7 @@ TEST_P(IndexTest, DisabledOrResetSlotFreesAllPages) {
 // The row has one outcome page more than the slot can list (with small pages: than one page of ids can list), so the
 // ids of the outcome pages need one page (with small pages: two pages).
 TEST_P(IndexTest, DisabledOrResetSlotFreesAllOutcomePages) {
-  constexpr uint32_t kListedPages = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kDirPageDepth : index::kRootOutcomePages;
+  constexpr uint32_t kListedPages = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kPageEntriesLog2 : index::kRootOutcomePages;
   Tokens row((size_t{kListedPages} << index::kOutcomePageBits) + 100);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
   const int32_t size = static_cast<int32_t>(row.size());

@@ -249,7 +249,7 @@ class StoreCopier {
 
 void run_episode(uint64_t seed, int num_steps, EpisodeCounts* counts) {
   RandomChoices choices(seed, num_steps);
-  DraftOptions draft_options{std::vector<uint8_t>(kCostRows * kCostColumns),
+  DraftOptions draft_options{std::vector<uint8_t>(kCostRows * kRowCostColumns),
                              std::vector<uint8_t>(kCostRows * store::kStoreCostColumns),
                              {1, kLadderMaxN, kDrafts, kCapacity, kLatest, choices.one_in(2), true, nullptr, 0},
                              {}};

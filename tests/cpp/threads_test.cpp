@@ -304,7 +304,7 @@ class IndexedRows {
 
 TEST(IndexThreadsTest, DraftsOfSeveralThreadsEqualThoseOfOneThread) {
   RandomChoices random(3);
-  std::vector<uint8_t> costs(kCostRows * kCostColumns);
+  std::vector<uint8_t> costs(kCostRows * kRowCostColumns);
   for (uint8_t& cost : costs) cost = static_cast<uint8_t>(random.below(40));
   const LookupOptions ladder = make_options(1, kLadderMaxN, kLatest);
   const Lookup lookups[] = {

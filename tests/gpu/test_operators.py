@@ -14,7 +14,7 @@ import pytest
 import torch
 from backends import call_torch
 from ngram_npu import _library
-from on_device import OnDevice, torch_op
+from on_device import DeviceArguments, torch_op
 from ops.parity import MismatchError, as_arrays, check_results
 from ops.specs import OPSPECS, Args, OpSpec, Sample, clone_args
 
@@ -39,7 +39,7 @@ def check_replays(spec: OpSpec, device: str, args: Args, count: int, **options: 
     """Compares `count` replays of the operator, each with different values, with the CPU."""
     rng = np.random.default_rng(17)
     arguments = clone_args(args)
-    on_device = OnDevice(arguments, device)
+    on_device = DeviceArguments(arguments, device)
     function = options.get("function", torch_op(spec.name))
     replay = Replay(device, lambda: function(*on_device.args))
     for number in range(count):
@@ -67,7 +67,7 @@ def test_replay_on_other_values_matches_the_cpu(spec: OpSpec, device: str) -> No
 @EACH_OPERATOR
 def test_call_does_not_wait_for_the_gpu(spec: OpSpec, device: str) -> None:
     for args in (spec.sample().args, *spec.sizes):
-        on_device = OnDevice(args, device)
+        on_device = DeviceArguments(args, device)
         torch_op(spec.name)(*on_device.args)  # loads the kernel
         with forbid_waiting(device):
             torch_op(spec.name)(*on_device.args)
@@ -116,14 +116,14 @@ def test_gpu_is_available_and_has_all_kernels() -> None:
 def test_operator_passes_opcheck(spec: OpSpec) -> None:
     op = getattr(torch.ops.ngram_npu, spec.name).default
     for args in (spec.sample().args, *spec.sizes):
-        torch.library.opcheck(op, *spec.split(OnDevice(args, "cuda").args))
+        torch.library.opcheck(op, *spec.split(DeviceArguments(args, "cuda").args))
 
 
 @GPU_ONLY
 @EACH_OPERATOR
 def test_tensor_on_another_device_raises(spec: OpSpec) -> None:
     for name in spec.tensor_names[1:]:
-        args = OnDevice(spec.sample_with(name).args, "cuda").args
+        args = DeviceArguments(spec.sample_with(name).args, "cuda").args
         on_device = spec.replace(args, **{name: lambda tensor: tensor.cpu()})
         with pytest.raises(ValueError, match=rf"^{spec.name}: \w+: expected device"):
             torch_op(spec.name)(*on_device)

@@ -23,7 +23,7 @@ _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.st
 
 @dataclass(frozen=True)
 class Npu:
-    stage: Path
+    folder: Path  # contains a copy of the package
     """The folder that contains `ngram_npu`."""
     environment: dict[str, str]
 
@@ -46,18 +46,18 @@ class Npu:
         return "\n".join(line for line in lines if not line.startswith("Warning: ASCEND_"))
 
 
-def make_npu(stage: Path) -> Npu:
+def make_npu(folder: Path) -> Npu:
     package = BUILD / "launch" / "ngram_npu"
     torch_npu = BUILD / "torch-npu"
     for path in (*(package / name for name in LIBRARIES), torch_npu / "torch_npu", NEXT_TORCH_NPU):
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; run `make launch`")
-    shutil.copytree(Path(ngram_npu.__file__).parent, stage / "ngram_npu")
+    shutil.copytree(Path(ngram_npu.__file__).parent, folder / "ngram_npu")
     for name in LIBRARIES:
-        shutil.copy(package / name, stage / "ngram_npu")
+        shutil.copy(package / name, folder / "ngram_npu")
     environment = {
-        "PYTHONPATH": os.pathsep.join(map(str, (stage, torch_npu))),
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, torch_npu))),
         "LD_LIBRARY_PATH": str(BUILD / "cann" / "lib64"),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
-    return Npu(stage, environment)
+    return Npu(folder, environment)

@@ -31,7 +31,7 @@ CHECKS = (ROOT / "tests/npu/npu_checks.py").read_text()
 
 @pytest.fixture(scope="module")
 def npu(tmp_path_factory: pytest.TempPathFactory) -> Npu:
-    return make_npu(tmp_path_factory.mktemp("stage"))
+    return make_npu(tmp_path_factory.mktemp("install"))
 
 
 CALL = """
@@ -63,7 +63,7 @@ def take_calls():
 IMPORT = """
 import ngram_npu
 from ngram_npu import _library
-from ngram_npu.engines.vllm import plugin, v1_device as ascend
+from ngram_npu.engines.vllm import plugin, v1_device
 plugin.install()
 plugin.install_ascend()
 assert _library.has_kernel("ngram_step_", "npu") and not _library.has_kernel("nothing", "npu")
@@ -132,7 +132,7 @@ print(json.dumps({
 
 
 def test_launch_library_has_only_allowed_dependencies(npu: Npu) -> None:
-    assert abi_audit.find_problems(npu.stage / "ngram_npu" / "libngram_npu_launch.so") == []
+    assert abi_audit.find_problems(npu.folder / "ngram_npu" / "libngram_npu_launch.so") == []
 
 
 def test_launch_library_links_with_the_next_torch_npu(npu: Npu, tmp_path: Path) -> None:
@@ -170,7 +170,8 @@ def test_npu_checks_pass_in_a_process_with_an_npu(npu: Npu) -> None:
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     summary = re.search(r"\n(\d+) passed(, \d+ warnings?)? in", result.stdout)
     assert summary is not None, result.stdout
-    assert int(summary[1]) == CHECKS.count("\ndef test_") - 1 + len(OPS)
+    num_tests = CHECKS.count("\ndef test_") - 1 + len(OPS)  # one test is parametrized by OPS
+    assert int(summary[1]) == num_tests
 
 
 def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None:
@@ -204,19 +205,19 @@ def _change_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None
     Returns:
         The PYTHONPATH of the copy.
     """
-    stage = folder / "stage"
-    shutil.copytree(npu.stage, stage)
+    install_folder = folder / "install"
+    shutil.copytree(npu.folder, install_folder)
     for name in names:
-        (stage / "ngram_npu" / name).unlink()
+        (install_folder / "ngram_npu" / name).unlink()
         if content is not None:
-            (stage / "ngram_npu" / name).write_bytes(content)
-    return npu.environment["PYTHONPATH"].replace(str(npu.stage), str(stage))
+            (install_folder / "ngram_npu" / name).write_bytes(content)
+    return npu.environment["PYTHONPATH"].replace(str(npu.folder), str(install_folder))
 
 
 CALL_AND_LIST_STUBS = (
     LIST_ACTIVITY
     + CALL.replace("    torch.npu.sync", "    take_calls()\n    torch.npu.sync")
-    + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(list_libraries()))")
+    + "print('opened' if 'ngram_npu_ascendc' in list_libraries() else 'not opened')"
 )
 
 
@@ -224,9 +225,9 @@ CALL_AND_LIST_STUBS = (
 def test_stubs_are_opened_only_without_a_valid_binary(
     npu: Npu, tmp_path: Path, content: bytes | None
 ) -> None:
-    assert npu.run_code(CALL_AND_LIST_STUBS) == "1 False"
+    assert npu.run_code(CALL_AND_LIST_STUBS) == "not opened"
     path = _change_libraries(npu, tmp_path, BINARY, content=content)
-    assert npu.run_code(CALL_AND_LIST_STUBS, PYTHONPATH=path) == "1 True"
+    assert npu.run_code(CALL_AND_LIST_STUBS, PYTHONPATH=path) == "opened"
 
 
 def test_missing_binary_and_stubs_raise(npu: Npu, tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ print("\\n".join(line for line in str(ngram_npu.doctor()).splitlines() if "backe
 
 
 def test_doctor_reports_missing_libraries(npu: Npu, tmp_path: Path) -> None:
-    assert "torch_npu is not installed" in npu.run_code(CALL_ON_CPU, PYTHONPATH=str(npu.stage))
+    assert "torch_npu is not installed" in npu.run_code(CALL_ON_CPU, PYTHONPATH=str(npu.folder))
     output = npu.run_code(CALL_ON_CPU, LD_LIBRARY_PATH="")
     assert "torch_npu does not import: lib" in output
     path = _change_libraries(npu, tmp_path, *LIBRARIES)

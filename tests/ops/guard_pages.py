@@ -29,10 +29,10 @@ class GuardedMemory:
         _protect(self.begin - mmap.PAGESIZE, mmap.PAGESIZE, _PROT_NONE)
         _protect(self.begin + size, mmap.PAGESIZE, _PROT_NONE)
 
-    def copy_array(self, array: Array, span: int, *, at_end: bool, writable: bool) -> Array:
+    def copy_array(self, array: Array, num_bytes: int, *, at_end: bool, writable: bool) -> Array:
         if not self.writable:
             _protect(self.begin, self.size, _PROT_READ | _PROT_WRITE)
-        offset = mmap.PAGESIZE + (self.size - span if at_end else 0)
+        offset = mmap.PAGESIZE + (self.size - num_bytes if at_end else 0)
         copy = np.ndarray(array.shape, array.dtype, self.memory, offset, array.strides)
         copy[...] = array
         if not writable:

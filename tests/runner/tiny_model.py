@@ -23,14 +23,15 @@ _BATCH, _LENGTH = 16, 64
 
 
 def find_or_train_model(folder: Path = CACHE_FOLDER) -> Path:
-    """Returns the model's folder below `folder`. If it is missing, one process trains the model."""
+    """Returns the model's folder below `folder`. If it is missing, a separate process trains it,
+    and other test processes wait."""
     from support.tiny_model import create_once
 
     recipe = Path(__file__).read_bytes()
     recipe += "".join(importlib.metadata.version(n) for n in ("torch", "transformers")).encode()
     model = folder / f"tiny-bytes-{hashlib.sha256(recipe).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
-    return create_once(model, [__file__])
+    return create_once(model, [__file__])  # runs this file as a script with the folder as argument
 
 
 def make_transcript(rng: random.Random, length: int) -> bytes:

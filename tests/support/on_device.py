@@ -22,7 +22,7 @@ class StrayWriteError(AssertionError):
     """An operator has written to memory outside of its arguments."""
 
 
-class OnDevice:
+class DeviceArguments:
     """The arguments of one call, copied to a device. Base arrays are copied completely, so that a
     write outside of a view is visible after they are copied back."""
 
@@ -93,7 +93,7 @@ def torch_op(op: str) -> Call:
 
 def run_on(device: str, function: Call, args: Args) -> tuple[Array, ...]:
     """Runs `function` on device copies of `args`, then copies its writes back to `args`."""
-    copies = OnDevice(args, device)
+    copies = DeviceArguments(args, device)
     try:
         results = function(*copies.args)
     except ValueError:  # tests check that a rejected call wrote nothing

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from backends import Backend
-from on_device import OnDevice, StrayWriteError, make_device_call, run_on
+from on_device import DeviceArguments, StrayWriteError, make_device_call, run_on
 from ops.parity import check_parity
 from ops.specs import OPSPECS, OpSpec, find_base
 from ops.specs.spec import in_buffer
@@ -18,7 +18,7 @@ EACH_SPEC = pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.na
 @EACH_SPEC
 def test_copies_keep_layout_and_values(spec: OpSpec) -> None:
     for sample in spec.samples(np.random.default_rng(11)):
-        copies = OnDevice(sample.args, "cpu").args
+        copies = DeviceArguments(sample.args, "cpu").args
         for value, copy in zip(sample.args, copies, strict=True):
             if not isinstance(value, np.ndarray):
                 assert value is copy
@@ -36,17 +36,20 @@ def test_operator_on_copies_equals_reference(spec: OpSpec) -> None:
 
 def test_views_of_one_array_share_memory_on_the_device() -> None:
     buffer = np.arange(20, dtype=np.int32)
-    first_view, second_view = OnDevice((buffer[2:9], buffer[5:]), "cpu").args
+    first_view, second_view = DeviceArguments((buffer[2:9], buffer[5:]), "cpu").args
     first_view[3] = -5
     assert second_view[0] == -5
-    # Samples with invalid values contain masks with bytes other than 0 and 1.
+
+
+def test_mask_bytes_other_than_0_and_1_are_copied_unchanged() -> None:
     mask = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
-    (copy,) = OnDevice((mask,), "cpu").args
+    (copy,) = DeviceArguments((mask,), "cpu").args
     assert copy.dtype == torch.bool
     assert copy.numpy().view(np.uint8).tolist() == [0, 1, 2, 255]
 
 
 def test_writes_inside_and_around_a_view_are_copied_back() -> None:
+    # In a larger buffer, with two items before each row and one after it.
     rows = in_buffer(np.zeros((3, 4), np.int32), before=2, gap=1)
 
     def write(tensor: torch.Tensor) -> None:
@@ -59,7 +62,7 @@ def test_writes_inside_and_around_a_view_are_copied_back() -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 12], ids=["before", "after"])
-def test_write_to_guards_raises_error(offset: int) -> None:
+def test_write_outside_the_base_array_raises_error(offset: int) -> None:
     values = np.zeros(12, np.int32)
 
     def write(tensor: torch.Tensor) -> None:
@@ -72,4 +75,4 @@ def test_write_to_guards_raises_error(offset: int) -> None:
 
 def test_array_in_column_order_is_rejected() -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        OnDevice((np.zeros((3, 4), np.int32, order="F"),), "cpu")
+        DeviceArguments((np.zeros((3, 4), np.int32, order="F"),), "cpu")

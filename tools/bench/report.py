@@ -29,7 +29,7 @@ def make_document(
 ) -> dict[str, Any]:
     """Returns a run's results, settings and environment."""
     settings = {
-        "config": [options.min_n, options.max_n],
+        "config": [options.min_n, options.max_n],  # lengths of n-grams
         "k": options.k,
         "match_policy": options.match_policy,
         "threads": options.threads,
@@ -68,7 +68,7 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 def format_rows(result: Result) -> list[str]:
     """Returns the lines of one result in the table."""
-    if "ours" not in result:
+    if "ours" not in result:  # an op that reports other values than times
         return [json.dumps(result)]
     rows = []
     for name, figures in [("ours", result["ours"]), *result["peers"].items()]:
@@ -78,7 +78,7 @@ def format_rows(result: Result) -> list[str]:
             spread = result["ratio_spread"][name]
             ratio = f"  {result['ratio'][name]:.2f}x ({spread['p10']:.2f}-{spread['p90']:.2f})"
         rows.append(f"{result['size']:>10}  {name:<18}{times}{ratio}")
-    if num_disturbed := result.get("disturbed_rounds"):
+    if num_disturbed := result.get("disturbed_rounds"):  # other processes used the CPU
         rows.append(f"{'':>10}  disturbed_rounds: {num_disturbed}")
     return rows
 

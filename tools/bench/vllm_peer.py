@@ -1,5 +1,5 @@
-"""Loads vLLM's own drafting classes from vLLM's files, as peers; its code is not part of this
-repository. Also defines the peer `vllm-numba`, vLLM's n-gram proposer for the CPU.
+"""Loads vLLM's own drafting classes from vLLM's files, as peers (implementations to compare with).
+vLLM's code is not part of this repository. `vllm-numba` is the peer for the CPU.
 
     python -m tools.bench.vllm_peer FOLDER
 
@@ -42,7 +42,7 @@ Definitions = Mapping[str, Mapping[str, Any]]
 
 
 class StoreSpeculator(NgramSpeculator):
-    """ngram_npu's V2 speculator as in a runner that the plugin has wrapped: it accepts a store."""
+    """Accepts a store, because the attribute states that the runner passes on requests' data."""
 
     has_request_data = True
 
@@ -210,6 +210,7 @@ class VllmNumba(Implementation):
         self._lengths, self._token_ids = workload.lengths, workload.token_ids
         self._k = options.k
         self._sampled = make_sampled_lists(workload)
+        # Implementations with equal tuples must return equal drafts.
         self.semantics = (options.min_n, options.max_n, options.k, "earliest")
         config = make_config(options, workload.capacity, workload.size.batch)
         proposer = load_class(folder, "NgramProposer")(config)

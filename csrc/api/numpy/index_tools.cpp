@@ -43,7 +43,7 @@ int32_t check_index_row(py::handle index, int64_t slot, py::handle tokens) {
   const api::TensorView view = view_index(op, index, api::Arguments::kRead);
   NumpyCall call(op);
   const api::TensorView row = call.view("tokens", tokens);
-  const int32_t* data = call.check_int32s(row, -1);
+  const int32_t* data = call.check_int32s(row, api::kAnySize);
   return ngram_npu_cpu_ngram_index_check_row(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data,
                                              row.sizes[0]);
 }
@@ -77,7 +77,7 @@ int64_t compute_budget_factor(const cpu::IndexPolicy& self, int64_t step, py::ha
                               int64_t num_behind) {
   NumpyCall call("IndexPolicy.compute_budget_factor");
   const api::TensorView lengths = call.view("num_tokens", num_tokens);
-  const int32_t* num_tokens_data = call.check_int32s(lengths, -1);
+  const int32_t* num_tokens_data = call.check_int32s(lengths, api::kAnySize);
   const int64_t rows = lengths.sizes[0];
   const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), rows);
   const int64_t total = std::accumulate(num_tokens_data, num_tokens_data + rows, int64_t{0});
@@ -94,7 +94,7 @@ py::tuple catch_up_index(const cpu::IndexPolicy& policy, py::handle token_ids, p
                          int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
   NumpyCall call("index_catch_up");
   const api::TensorView slots_view = call.view("slot_indices", slot_indices);
-  const int32_t* slots = call.check_int32s(slots_view, -1);
+  const int32_t* slots = call.check_int32s(slots_view, api::kAnySize);
   const int64_t batch = slots_view.sizes[0];
   NgramIndexAppendParams p{};
   p.token_ids = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
@@ -103,7 +103,7 @@ py::tuple catch_up_index(const cpu::IndexPolicy& policy, py::handle token_ids, p
   const int32_t* num_tokens_data = call.check_int32s(call.view("num_tokens", num_tokens), batch);
   const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
   const api::TensorView words = call.view("index", index);
-  p.index = {call.check_output_int32s(words, -1), words.sizes[0], {}};
+  p.index = {call.check_output_int32s(words, api::kAnySize), words.sizes[0], {}};
   call.check_scalar("steps", steps, 1, INT32_MAX);
   call.check_ngram_range(min_n, max_n, match_policy);
   call.check_index_ngram_range(min_n, max_n, match_policy, ladder);

@@ -27,7 +27,7 @@ cpu::RowRecognizer make_recognizer(int64_t num_slots) {
 py::tuple assign_slots(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_tokens, py::handle num_sampled) {
   NumpyCall call(kRecognizerName);
   const api::TensorView lengths = call.view("num_tokens", num_tokens);
-  const int32_t* num_tokens_data = call.check_int32s(lengths, -1);
+  const int32_t* num_tokens_data = call.check_int32s(lengths, api::kAnySize);
   const int64_t batch = lengths.sizes[0];
   const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
   const auto rows = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
@@ -87,7 +87,7 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
 py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle counts) {
   NumpyCall call("join_spans");
   const api::TensorView items_view = call.view("items", items), begins_view = call.view("begins", begins);
-  const int32_t* items_data = call.check_int32s(items_view, -1);
+  const int32_t* items_data = call.check_int32s(items_view, api::kAnySize);
   call.check_vector(begins_view, {api::DType::kInt64}, -1, api::Arguments::kRead);
   const int64_t num_spans = begins_view.sizes[0];
   const auto* begins_data = static_cast<const int64_t*>(begins_view.data);

@@ -84,9 +84,9 @@ class Drafter {
     call.check_scalar("row", row, 0, num_rows_ - 1);
     call.check_scalar("prompt_length", prompt_length, 0, kNoLimit);
     const api::TensorView text = call.view("tokens", py::handle(tokens));
-    const int32_t* ids = call.check_int32s(text, -1);
+    const int32_t* ids = call.check_int32s(text, api::kAnySize);
     const api::TensorView stops = call.view("stop_tokens", py::handle(stop_tokens));
-    const int32_t* stop_ids = call.check_int32s(stops, -1);
+    const int32_t* stop_ids = call.check_int32s(stops, api::kAnySize);
     const StreamRequest request{
         row,
         scope,
@@ -105,7 +105,7 @@ class Drafter {
   uintptr_t create_job(const py::object& rows, bool writes_drafts) {
     NumpyCall call("StreamDrafter.create_job");
     const api::TensorView view = call.view("rows", py::handle(rows));
-    const int32_t* indices = call.check_int32s(view, -1);
+    const int32_t* indices = call.check_int32s(view, api::kAnySize);
     call.check_scalar("rows size", view.sizes[0], 0, num_rows_);
     StreamJob* job = ngram_npu_cpu_stream_create_job(drafter_, indices, view.sizes[0], writes_drafts);
     if (job == nullptr) throw std::bad_alloc();

@@ -30,11 +30,12 @@ from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, lo
 from ngram_npu_cli.options import ReadingOptions
 
 IDS_ONLY = "ids"
-"""Name of the tokenizer with which conversations without token ids are skipped."""
+"""Value of --tokenizer for no tokenizer: only conversations with token ids are read."""
 
 STDLIB_NAME = "python-stdlib"
 
 _MAX_REASONS = 3
+_FORMAT_NOTE = "; read as "  # formats.py appends it and the detected format to messages
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Skipped:
         if self.number > self.used:
             first = next(iter(self.reasons.values()))
             raise RecordError(f"{first}; {share}, which is more than half")
-        reasons = [reason.partition("; read as ")[0] for reason in self.reasons.values()]
+        reasons = [reason.partition(_FORMAT_NOTE)[0] for reason in self.reasons.values()]
         return (f"{share}: {'; '.join(f'{reason:.160}' for reason in reasons)}",)
 
 
@@ -129,7 +130,7 @@ def read_logs(
         paths: Files and folders.
         options: Options for reading.
         receive: Called with the number of the input and each of its conversations.
-        scope_field: As for `iter_conversations`.
+        scope_field: Field of each record that contains the scope; dots separate nested keys.
         progress: Called after each conversation.
 
     Returns:
@@ -168,8 +169,8 @@ def read_logs(
                 raise RecordError(f"{file}: empty, no conversation in this file")
         except RecordError as error:
             if options.strict or not is_in_folder or skipped.used:
-                raise  # only files of a folder without any conversation are skipped
-            omissions.append(f"not a log, skipped: {str(error).partition('; read as ')[0]:.240}")
+                raise  # a file found in a folder is left out only if it has no conversation
+            omissions.append(f"not a log, skipped: {str(error).partition(_FORMAT_NOTE)[0]:.240}")
         else:
             inputs.append(InputLog(name, notes))
     if not inputs and omissions:
@@ -241,8 +242,8 @@ class Tokenization:
         self.load()
         if self.tokenizer is None:
             raise RecordError(f'{conversation.where}: missing key "prompt_token_ids"')
-        # Prompt and answer are tokenized separately, because no token of the answer can begin in
-        # the model's prompt.
+        # Prompt and answer are tokenized separately, because a token that the model generates
+        # never contains text of the prompt.
         encode = self.tokenizer.encode
         return [
             _make_request(conversation.id, ((encode(p), encode(c)) for p, c in turns))

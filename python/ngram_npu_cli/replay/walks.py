@@ -70,8 +70,8 @@ class PositionDrafts:
         token: [N, K], the draft tokens.
         previous_token: [N, K], the token before each draft token.
         length: [N], length of the draft, 0 without a match.
-        num_right: [N], number of leading draft tokens that equal the recording.
-        num_remaining: [N], number of tokens from this position to the completion's end.
+        num_correct: [N], number of leading draft tokens that equal the recording.
+        num_tokens_to_end: [N], number of tokens from this position to the completion's end.
     """
 
     match: IntArray
@@ -79,18 +79,18 @@ class PositionDrafts:
     token: IntArray
     previous_token: IntArray
     length: IntArray
-    num_right: IntArray
-    num_remaining: IntArray
+    num_correct: IntArray
+    num_tokens_to_end: IntArray
 
     def find_reached(self) -> npt.NDArray[np.bool_]:
         """Returns [N, K], whether all earlier tokens of the draft equal the recording."""
-        last = np.minimum(self.num_right, np.minimum(self.length, self.num_remaining) - 1)
+        last = np.minimum(self.num_correct, np.minimum(self.length, self.num_tokens_to_end) - 1)
         is_reached: npt.NDArray[np.bool_] = np.arange(MAX_K) <= last[:, None]
         return is_reached
 
     def find_accepted(self) -> npt.NDArray[np.bool_]:
         """Returns [N, K], whether all draft tokens up to this one equal the recording."""
-        return np.arange(MAX_K) < self.num_right[:, None]
+        return np.arange(MAX_K) < self.num_correct[:, None]
 
 
 def _find_positions(request: TokenRequest) -> tuple[IntArray, IntArray]:
@@ -103,14 +103,14 @@ def _find_positions(request: TokenRequest) -> tuple[IntArray, IntArray]:
     return np.concatenate([empty, *positions]), np.concatenate([empty, *remaining])
 
 
-def _count_right_tokens(
+def _count_correct_tokens(
     tokens: IntArray, positions: IntArray, remaining: IntArray, drafted: IntArray, length: IntArray
 ) -> IntArray:
     j = np.arange(MAX_K)
     recorded = tokens[np.minimum(positions[:, None] + j, len(tokens) - 1)]
-    is_right = (drafted == recorded) & (j < np.minimum(remaining, length)[:, None])
-    right: IntArray = np.logical_and.accumulate(is_right, axis=1).sum(axis=1)
-    return right
+    is_correct = (drafted == recorded) & (j < np.minimum(remaining, length)[:, None])
+    num_correct: IntArray = np.logical_and.accumulate(is_correct, axis=1).sum(axis=1)
+    return num_correct
 
 
 def _concatenate(parts: Sequence[PositionDrafts]) -> PositionDrafts:
@@ -141,7 +141,7 @@ def _simulate_request(request: TokenRequest, sizes: Sequence[int]) -> PositionDr
         drafted,
         tokens[sources - 1],  # arbitrary without a candidate
         length,
-        _count_right_tokens(tokens, x, remaining, drafted, length),
+        _count_correct_tokens(tokens, x, remaining, drafted, length),
         remaining,
     )
 
@@ -174,9 +174,9 @@ def find_candidates(tokens: IntArray, sizes: Sequence[int] = LADDER) -> tuple[In
 
 
 def compute_outcomes(tokens: IntArray, q: IntArray, m: IntArray) -> IntArray:
-    """Returns [n], each token's outcome byte: min(m, 15) * 2 + whether the candidate is right."""
-    right = (m > 0) & (tokens[q] == tokens)
-    bytes_: IntArray = np.minimum(m, 15) * 2 + right
+    """Returns [n], each token's outcome byte: min(m, 15) * 2 + whether the candidate is correct."""
+    is_correct = (m > 0) & (tokens[q] == tokens)
+    bytes_: IntArray = np.minimum(m, 15) * 2 + is_correct
     return bytes_
 
 
@@ -246,6 +246,6 @@ def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
         token=drafted,
         previous_token=np.hstack([tokens[positions - 1, None], drafted[:, :-1]]),
         length=length,
-        num_right=_count_right_tokens(tokens, positions, remaining, drafted, length),
-        num_remaining=remaining,
+        num_correct=_count_correct_tokens(tokens, positions, remaining, drafted, length),
+        num_tokens_to_end=remaining,
     )

@@ -60,25 +60,26 @@ def test_candidates_and_outcomes_equal_the_reference(tokens: list[int]) -> None:
     )
 
 
-def replay_walks(drafts: PositionDrafts, costs: Costs, limit: int, k: int) -> Counts:
-    """Counts a replay with drafts of at most `k` tokens and of a total cost up to the limit."""
+def count_replay(drafts: PositionDrafts, costs: Costs, limit: int, k: int) -> Counts:
+    """Counts the steps of a replay with drafts of at most `k` tokens and a cost up to the limit."""
     logits = costs.row[drafts.match, drafts.column].astype(int)
     logits += costs.tokens[drafts.token % 4096, 0].astype(int)
     logits += costs.tokens[drafts.previous_token % 4096, 1].astype(int)
     is_cheap = np.cumsum(convert_logits_to_costs(logits), axis=1) <= limit
     lengths = np.minimum(is_cheap[:, :k].sum(axis=1), drafts.length)
-    yielded = np.minimum(np.minimum(drafts.num_right, lengths) + 1, drafts.num_remaining)
+    yielded = np.minimum(np.minimum(drafts.num_correct, lengths) + 1, drafts.num_tokens_to_end)
     step_positions = [0]
     while step_positions[-1] < len(yielded):
         step_positions.append(step_positions[-1] + yielded[step_positions[-1]])
     return Counts(len(yielded), len(step_positions) - 1, int(lengths[step_positions[:-1]].sum()))
 
 
-def test_counts_of_walks_equal_simulated_replay() -> None:
+def test_counts_from_precomputed_drafts_equal_simulated_replay() -> None:
     rng, requests = np.random.default_rng(3), make_conversations(3)
     row, store = (rng.integers(-200, 300, (16, columns)) for columns in (32, 56))
     costs = Costs(row, store, rng.integers(-128, 128, (4096, 2)))
     turns = [TokenTurn(part[:20], part[20:]) for part in requests[0].tokens()[:120].reshape(3, 40)]
+    # A turn with one generated token has no drafts.
     turns.insert(0, TokenTurn(turns[0].prompt, turns[0].completion[:1]))
     requests = [TokenRequest("none", ()), *requests, TokenRequest("turns", tuple(turns))]
     drafts = simulate_ladder(requests)
@@ -86,7 +87,7 @@ def test_counts_of_walks_equal_simulated_replay() -> None:
         config = NgramConfig(sizes="ladder", min_draft_probability=2 ** (-limit / 16), costs=costs)
         figures = simulate("", requests, NgramProposer(config), k=8, batch_size=2)
         counts = Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
-        assert replay_walks(drafts, costs, limit, 8) == counts
+        assert count_replay(drafts, costs, limit, 8) == counts
 
 
 def test_fit_without_conversations_returns_default_costs() -> None:
@@ -110,7 +111,7 @@ def test_fit_maximizes_the_likelihood() -> None:
     """At the maximum, the gradient is 0: the residuals of each entry and its prior cancel."""
     requests = make_conversations(40)
     costs = fit(requests)
-    (cells, tokens, previous_tokens), right = observe_drafts(requests)
+    (cells, tokens, previous_tokens), correct = observe_drafts(requests)
     defaults = default_costs(), default_store_costs()
     default_logits = costs_to_logits(np.concatenate([table.ravel() for table in defaults]))
     fitted = np.concatenate([costs.row.ravel(), costs.store.ravel()]) / UNITS_PER_NAT
@@ -122,6 +123,6 @@ def test_fit_maximizes_the_likelihood() -> None:
         (tokens, token_logits, 0.0),
         (previous_tokens, previous_logits, 0.0),
     ):
-        gradient = np.bincount(entries, right - rate, len(table)) - PRIOR_WEIGHT * (table - prior)
+        gradient = np.bincount(entries, correct - rate, len(table)) - PRIOR_WEIGHT * (table - prior)
         curvature = np.bincount(entries, rate * (1 - rate), len(table)) + PRIOR_WEIGHT
         assert abs(gradient / curvature).max() < 0.1, "the next Newton step is not small"

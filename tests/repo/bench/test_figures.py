@@ -17,6 +17,7 @@ DATA = {
     ],
     "op": "ngram_step_",
 }
+# "@" selects a file and values, "$" is each item of the last line, "label =" is the shown text.
 TABLES = """
 [one]
 what | ratio | us
@@ -75,6 +76,7 @@ def test_update_document_rewrites_tables_from_results(old: str, new: str, result
         ("# Title", "9 <!-- bench: a.json op -->", "expected a table's markers"),
         ("1234567.0 |\n<!-- end -->", "1234567.0 |", "expected a table's markers"),
     ],
+    ids=["unknown table", "comment that is no marker of a table", "missing end"],
 )
 def test_wrong_table_marker_raises(old: str, new: str, message: str, results: Path) -> None:
     with pytest.raises(LookupError, match=message):
@@ -84,14 +86,15 @@ def test_wrong_table_marker_raises(old: str, new: str, message: str, results: Pa
 
 
 @pytest.mark.parametrize(
-    ("figure", "message"),
+    ("cell", "message"),
     [
         ("{a.json results[0].us .1f}", "KeyError"),
         ("{a.json results[size=128x32k].us .1f}", "got 2"),
         ("{a.json results[0].ratio .1f}", "TypeError"),
         ("{ a.json op s}", "expected a figure"),
     ],
+    ids=["missing value", "several values", "no number", "space after the brace"],
 )
-def test_render_table_rejects_missing_figure(figure: str, message: str, results: Path) -> None:
+def test_render_table_rejects_invalid_cell(cell: str, message: str, results: Path) -> None:
     with pytest.raises(LookupError, match=message):
-        docs_tables.render_table(["figure", figure], results)
+        docs_tables.render_table(["heading", cell], results)

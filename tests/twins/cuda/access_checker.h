@@ -37,8 +37,10 @@ struct Region {
 
 // The accesses that are known to have happened before a thread's next access. Blocks and threads have unique ids.
 struct KnownAccesses {
-  std::map<uint64_t, uint32_t> block_barriers;  // by block: its accesses before this number of barriers are known
-  std::map<uint64_t, uint32_t> thread_times;    // by thread: its accesses up to this time on its clock are known
+  // By block id: the accesses that the block made before it had passed this many barriers are known.
+  std::map<uint64_t, uint32_t> block_barriers;
+  // By thread id: the accesses that the thread made up to this time on its clock are known.
+  std::map<uint64_t, uint32_t> thread_times;
 
   void join(const KnownAccesses& other);
 };
@@ -59,7 +61,7 @@ struct AccessRecord {
 
 // Eight aligned bytes of memory, and the recorded accesses to them.
 struct Granule {
-  static constexpr int kMaxRecords = 6;
+  static constexpr int kMaxRecords = 6;  // if full, a random record is replaced
   std::array<AccessRecord, kMaxRecords> records;
   int num_records = 0;
   uint8_t written_mask = 0, constant_mask = 0;  // the bytes that any thread wrote, or read as constant
@@ -95,7 +97,7 @@ class AccessChecker {
                      const char* memory);
   void check_bounds(uintptr_t address, size_t bytes, bool is_write) const;
 
-  Random& random_;
+  Random& random_;  // chooses which record of a full granule is replaced
   uint64_t num_blocks_ = 0;
   std::unordered_map<uintptr_t, Granule> global_granules_;
   std::unordered_map<uintptr_t, KnownAccesses> released_accesses_;  // by address of the atomic operation

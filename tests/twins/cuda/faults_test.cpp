@@ -18,8 +18,8 @@ class CudaTwin : public ::testing::TestWithParam<SimulationOptions> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes, CudaTwin, ::testing::Values(kFastOptions, kResidentBlocksOptions),
-                         [](const auto& mode) { return mode.param.interleaves_blocks ? "Resident" : "Fast"; });
+INSTANTIATE_TEST_SUITE_P(Modes, CudaTwin, ::testing::Values(kSequentialOptions, kInterleavedOptions),
+                         [](const auto& mode) { return mode.param.interleaves_blocks ? "Interleaved" : "Sequential"; });
 
 // A correct kernel: each thread writes the sum of the indices of the block's 64 threads.
 __global__ void add_thread_indices(int* out, unsigned* num_blocks) {
@@ -52,9 +52,9 @@ __global__ void wait_in_different_branches() {
 }
 
 TEST_P(CudaTwin, MisusedCollectivesAreReported) {
-  expect_error("divergent barriers: thread 0", {}, wait_in_different_branches);
+  expect_error("divergent barriers: thread 0", {1, 64}, wait_in_different_branches);
   expect_error(
-      "deadlock: thread 0 of block (0, 0, 0) waits in __syncwarp", {}, +[] {
+      "deadlock: thread 0 of block (0, 0, 0) waits in __syncwarp", {1, 64}, +[] {
         if (threadIdx.x % 32 == 5) {
           __syncthreads();
         } else {
@@ -62,7 +62,7 @@ TEST_P(CudaTwin, MisusedCollectivesAreReported) {
         }
       });
   expect_error(
-      "left the kernel", {}, +[] {
+      "left the kernel", {1, 64}, +[] {
         if (threadIdx.x % 32 >= 20) return;
         __syncwarp(0xfffffu);
         __shfl_sync(0xffffffffu, 1, 0);
@@ -133,7 +133,7 @@ __global__ void read_without_barrier(int* out) {
 TEST_P(CudaTwin, MissingBarrierGivesWrongResultInSomeOrder) {
   expect_wrong_result_in_some_order([] {
     int out[64];
-    return run_kernel({}, read_without_barrier, out) != cudaSuccess ||
+    return run_kernel({1, 64}, read_without_barrier, out) != cudaSuccess ||
            std::vector<int>(out, out + 64) != std::vector<int>(64, 42);
   });
 }
@@ -164,30 +164,32 @@ bool is_total_wrong() {
   return run_kernel({6, 1}, read_total_in_last_block<kOrder>, &total, &num_arrived, &out) != cudaSuccess || out != 21;
 }
 
-TEST(CudaTwinResident, MissingReleaseGivesWrongResultInSomeOrder) {
-  options() = kResidentBlocksOptions;
+TEST(CudaTwinInterleaved, MissingReleaseGivesWrongResultInSomeOrder) {
+  options() = kInterleavedOptions;
   expect_wrong_result_in_some_order(is_total_wrong<__NV_ATOMIC_RELAXED>);
   for (int i = 0; i < 200; ++i) EXPECT_FALSE(is_total_wrong<__NV_ATOMIC_ACQ_REL>());
 }
 
-// Each block reads the total when it adds its value. The block that arrives last has the complete total, unless the
-// other block adds its value and arrives between this block's two operations, although block 1 begins much later.
+// Each block reads the total when it adds its value. The block that arrives last usually has the complete total,
+// because block 1 begins much later. In some order, however, block 1 adds its value and arrives between block 0's two
+// operations.
 __global__ void read_total_before_arrival(unsigned* total, unsigned* num_arrived, unsigned* out) {
   for (unsigned i = 0; i < 400 * blockIdx.x; ++i) __syncthreads();
   const unsigned new_total = atomicAdd(total, blockIdx.x + 1) + blockIdx.x + 1;
   if (atomicAdd(num_arrived, 1u) == gridDim.x - 1) *out = new_total;
 }
 
-TEST(CudaTwinResident, BlockMayBeDelayedUntilLaterBlockArrives) {
-  options() = kResidentBlocksOptions;
+TEST(CudaTwinInterleaved, BlockMayBeDelayedUntilLaterBlockArrives) {
+  options() = kInterleavedOptions;
   expect_wrong_result_in_some_order([] {
     unsigned total = 0, num_arrived = 0, out = 0;
     return run_kernel({2, 1}, read_total_before_arrival, &total, &num_arrived, &out) != cudaSuccess || out != 3;
   });
 }
 
-// test_cuda_twin.py requires overlaps: without them, a launch does not test how blocks combine results.
-TEST(CudaTwinResident, BlockOverlapsAreCounted) {
+// In an overlap, blocks that are resident at the same time apply atomic operations to the same word. test_cuda_twin.py
+// requires overlaps: without them, a launch does not test how blocks combine results.
+TEST(CudaTwinInterleaved, BlockOverlapsAreCounted) {
   const auto count_overlaps = [](const SimulationOptions& mode) {
     options() = mode;
     const BlockOverlapCounts before = block_overlap_counts();
@@ -196,10 +198,10 @@ TEST(CudaTwinResident, BlockOverlapsAreCounted) {
     return std::vector<int64_t>{after.launches_sharing_a_word - before.launches_sharing_a_word,
                                 after.launches_with_overlap - before.launches_with_overlap};
   };
-  const auto resident_counts = count_overlaps(kResidentBlocksOptions);
-  EXPECT_EQ(resident_counts[0], 50);
-  EXPECT_GT(resident_counts[1], 40);
-  EXPECT_EQ(count_overlaps(kFastOptions), (std::vector<int64_t>{0, 0}));
+  const auto interleaved_counts = count_overlaps(kInterleavedOptions);
+  EXPECT_EQ(interleaved_counts[0], 50);
+  EXPECT_GT(interleaved_counts[1], 40);
+  EXPECT_EQ(count_overlaps(kSequentialOptions), (std::vector<int64_t>{0, 0}));
 }
 
 TEST(CudaTwinTest, StreamsAreRecorded) {
@@ -225,7 +227,7 @@ __global__ void read_unwritten_memory(unsigned* out) {
 TEST_P(CudaTwin, SharedMemoryHasArbitraryInitialValues) {
   expect_wrong_result_in_some_order([] {
     unsigned out[64];
-    return run_kernel({}, read_unwritten_memory, out) != cudaSuccess || out[3] != 0;
+    return run_kernel({1, 64}, read_unwritten_memory, out) != cudaSuccess || out[3] != 0;
   });
 }
 
@@ -238,8 +240,7 @@ namespace {
 
 int32_t outputs[8];
 
-// Sets the pointers that an operator accesses even if it has no work, or the smallest work that makes it launch a
-// kernel.
+// Gives an operator the least work for which it launches a kernel. Sets only the pointers that it then accesses.
 template <class Params>
 void set_outputs(Params& p) {
   if constexpr (std::is_same_v<Params, NgramProposeParams> || std::is_same_v<Params, NgramStepParams>) {
@@ -262,11 +263,12 @@ void expect_one_stream(int32_t (*op)(const Params*, void*)) {
   Params params{};
   set_outputs(params);
   void* streams[8];
+  void* const stream = &params;  // any unique address
   ngram_npu_cuda_twin_take_streams(nullptr, 0);
-  ASSERT_EQ(op(&params, &params), kOk) << ngram_npu_cuda_twin_last_error_text();
+  ASSERT_EQ(op(&params, stream), kOk) << ngram_npu_cuda_twin_last_error_text();
   const int64_t count = ngram_npu_cuda_twin_take_streams(streams, 8);
   ASSERT_GE(count, 1);
-  for (int64_t i = 0; i < count; ++i) EXPECT_EQ(streams[i], &params) << "launch " << i;
+  for (int64_t i = 0; i < count; ++i) EXPECT_EQ(streams[i], stream) << "launch " << i;
 }
 
 }  // namespace

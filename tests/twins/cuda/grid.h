@@ -62,8 +62,8 @@ struct SimulationOptions {
 };
 
 // The options of the modes "fast", "resident" and "hooks".
-constexpr SimulationOptions kFastOptions{false, false};
-constexpr SimulationOptions kResidentBlocksOptions{true, false};
+constexpr SimulationOptions kSequentialOptions{false, false};
+constexpr SimulationOptions kInterleavedOptions{true, false};
 constexpr SimulationOptions kCheckedAccessesOptions{true, true};
 
 class Random {

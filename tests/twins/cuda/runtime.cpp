@@ -26,9 +26,9 @@ SimulationOptions& options() {
 #if defined(NGRAM_TWIN_HOOKS)
   static SimulationOptions launch_options = kCheckedAccessesOptions;
 #elif defined(NGRAM_TWIN_RESIDENT)
-  static SimulationOptions launch_options = kResidentBlocksOptions;
+  static SimulationOptions launch_options = kInterleavedOptions;
 #else
-  static SimulationOptions launch_options = kFastOptions;
+  static SimulationOptions launch_options = kSequentialOptions;
 #endif
   return launch_options;
 }

@@ -1,4 +1,4 @@
-"""Imports all modules with ops. README.md describes how to add an op ("Adding an operator")."""
+"""Imports all modules with ops. tools/bench/README.md describes how to add one."""
 
 import importlib
 import pkgutil

@@ -100,7 +100,7 @@ class Options:
     """``"auto"``: the draft tokens per step depend on the load; empty: a constant number."""
     step_times: VerificationCost | None = None
     """Step times with which ``k="auto"`` starts; None: it measures all step times."""
-    cost_batch: int = 0
+    step_times_batch: int = 0
     """Batch size whose step times determined ``min_draft_probability``; 0 if it was configured."""
 
     @property
@@ -195,11 +195,11 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     is_padded = method == "ngram_gpu" and settings.get("drafts") != "trimmed"
     verifies_padding = is_padded or (in_v2 and not is_adaptive)
     step_times = _load_step_times(settings, lookup, verifies_padding)
-    min_probability, cost_batch = _choose_min_probability(settings, lookup), 0
+    min_probability, step_times_batch = _choose_min_probability(settings, lookup), 0
     has_limit = bool(settings.keys() & {"token_cost", "min_draft_probability"})
     if step_times is not None and lookup == "ladder" and not (verifies_padding or has_limit):
         max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-        cost, cost_batch = step_times.compute_token_cost(
+        cost, step_times_batch = step_times.compute_token_cost(
             max_num_seqs, speculative.num_speculative_tokens
         )
         min_probability = convert_cost_to_probability(cost)
@@ -247,7 +247,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         "lookup": lookup,
         "device_store": device_store,
         "step_times": step_times,
-        "cost_batch": cost_batch,
+        "step_times_batch": step_times_batch,
     }
     return Options(
         ngram=ngram,

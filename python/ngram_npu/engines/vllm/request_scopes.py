@@ -207,7 +207,7 @@ def install_v1(module: Any) -> None:
         wrap_function(runner, "_update_states", _update_states)
 
 
-def keeps_salts(runner: Any) -> bool:
+def keeps_cache_salts(runner: Any) -> bool:
     return hasattr(getattr(runner, "_update_states", None), "ngram_npu")
 
 

@@ -80,10 +80,10 @@ def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, eng
         f"instruction_set={_C.instruction_set()} keep_drafting={options.keep_drafting}{drafts}; "
         f"options from {' and '.join(options.sources) or 'the defaults'}"
     )
-    if options.cost_batch:
+    if options.step_times_batch:
         logger.info(
             "ngram_npu: min_draft_probability follows from the step times of "
-            f"{options.cost_batch} requests in step_times_file"
+            f"{options.step_times_batch} requests in step_times_file"
         )
     if min_probability != config.min_draft_probability:
         logger.info(

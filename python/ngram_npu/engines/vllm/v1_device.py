@@ -1,5 +1,6 @@
 """Contains the drafter of ``method="ngram_gpu"`` in vLLM's asynchronous V1 runner, the drafters of
-vLLM-Ascend's V1 runner, and the correction of counts as one operator (docs/design/upstream.md)."""
+vLLM-Ascend's V1 runner, and a replacement for a function of vLLM that corrects the numbers of
+computed tokens on the device (docs/design/upstream.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 
 from ngram_npu.drafting import Drafting
 from ngram_npu.engines.vllm.options import Options, read_options
-from ngram_npu.engines.vllm.request_scopes import keeps_salts
+from ngram_npu.engines.vllm.request_scopes import keeps_cache_salts
 from ngram_npu.engines.vllm.sharing import (
     UNKNOWN_RUNNER,
     SharedStore,
@@ -48,14 +49,16 @@ class AsyncNgramProposer:
         self.k, self.device, self._runner = config.k, device, runner
         self._padded = options.drafts == "padded"
         self._keep_drafting = options.keep_drafting
-        slots = 2 * options.max_num_seqs
+        slots = 2 * options.max_num_seqs  # preempted requests keep their slots while some are free
         index = index_for(options, slots, "torch") if options.uses_index(device.type) else None
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
-            if not keeps_salts(runner):
+            # The plugin must have wrapped _update_states, which then keeps the requests' salts.
+            if not keeps_cache_salts(runner):
                 raise ValueError(UNKNOWN_RUNNER.format("_update_states"))
             self.shared_store = SharedStore(vllm_config, options, slots, "torch")
             self.shared_store.has_scopes = True
+        # Raises an error if another rank has other options.
         self.has_other_ranks = compare_ranks(vllm_config, options, self.shared_store)
         self._drafting = Drafting(
             config,
@@ -66,13 +69,13 @@ class AsyncNgramProposer:
         )
         self._slots = None if index is None else _IndexSlots(self._drafting, slots)
         engine = "scan" if index is None else "index"
-        is_logging = log_start(self, vllm_config, options, "ngram_gpu", engine)
-        is_counting = is_logging and options.metrics
+        logs_on_this_rank = log_start(self, vllm_config, options, "ngram_gpu", engine)
+        is_counting = logs_on_this_rank and options.metrics
         self._stats = DeviceStats(self, vllm_config, options, index) if is_counting else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """Prepares the runner for padded drafts. It is called before the first step. No model is
-        loaded."""
+        """Called before the first step; loads no model. With padded drafts, removes the runner's
+        event for the numbers of drafts, so that the runner does not wait for them."""
         if self._padded:
             self._runner._num_valid_draft_tokens_event = None
 
@@ -135,7 +138,7 @@ class AsyncNgramProposer:
             fill=self._padded,
         )
         if self.shared_store is not None:
-            self.shared_store.check_not_skipped()
+            self.shared_store.check_not_skipped()  # raises if this step could not use the store
         if self._stats is not None and k > 0:
             lengths = num_tokens_no_spec + step.num_sampled
             values = step.num_sampled, step.match_len, step.num_draft_tokens
@@ -251,7 +254,7 @@ class AscendNgramProposerNPU:
         _keep_drafting = options.keep_drafting
 
 
-# This is global, because the launcher does not get the drafter. A process has only one runner.
+# Global, because triton_ngram_spec_decode does not receive the drafter. A process has one runner.
 _keep_drafting = False
 
 
@@ -266,10 +269,10 @@ def triton_ngram_spec_decode(
     k: int,
 ) -> tuple[torch.Tensor, ...]:
     """Calls ``ngram_step_`` with ``advance=False``, with arguments and results of vLLM-Ascend's
-    launcher. There may be sampled tokens for more requests than rows, or lists of different
-    lengths.
+    function of this name, which uses Triton. There may be sampled tokens for more requests than
+    rows, or lists of different lengths.
 
-    The results differ from those of the launcher in two cases: no draft reaches beyond the row's
+    The results differ from those of that function in two cases: no draft reaches beyond the row's
     capacity, and if the sampled tokens do not fit into the row, the next token is the last sampled
     token, not the last token that fits.
     """

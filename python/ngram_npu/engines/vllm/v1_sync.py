@@ -143,8 +143,8 @@ class StockNgramProposer:
         if options.uses_index():
             name, self.engine = "index", IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
-        is_logging = log_start(self, vllm_config, options, self._method, name)
-        self._stats = Stats(self, vllm_config, options) if is_logging else None
+        logs_on_this_rank = log_start(self, vllm_config, options, self._method, name)
+        self._stats = Stats(self, vllm_config, options) if logs_on_this_rank else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """Does nothing, because there is no model. vLLM calls this method."""

@@ -69,13 +69,13 @@ ENGINE_OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
 class Run(BatchResult):
     """Results of one batch of requests from one engine."""
 
-    steps_of_requests: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    drafts_by_length: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     """By request and sample: the draft at each row length after a step that sampled tokens."""
     mismatches: list[str] = field(default_factory=list)
     """Drafts that differ from the stock class's drafts for the same rows."""
-    prefilling_rows: int = 0
+    num_rows_in_prefill: int = 0
     """Number of rows, over all steps, that sampled no token because they were in prefill."""
-    waits: int = 0
+    draft_count_waits: int = 0
     """Number of times the host waited for the number of drafts (asynchronous scheduling)."""
     store: Any = None
     """Statistics of the store, after its integrity check; they cover all runs of the engine."""
@@ -83,7 +83,7 @@ class Run(BatchResult):
     @property
     def drafts(self) -> list[list[int]]:
         """All drafts, including empty ones."""
-        return [draft for steps in self.steps_of_requests.values() for draft in steps.values()]
+        return [draft for steps in self.drafts_by_length.values() for draft in steps.values()]
 
 
 class Recorder:
@@ -111,7 +111,7 @@ class Recorder:
         """Runs all requests at once, from an empty prefix cache."""
         self._run, waits = Run(), CountingEvent.waits
         self._engine.serve(requests, self._run)
-        self._run.waits = CountingEvent.waits - waits
+        self._run.draft_count_waits = CountingEvent.waits - waits
         shared = getattr(self._engine.drafter, "shared_store", None)
         if shared is not None:
             shared.contents.check_integrity()
@@ -128,7 +128,7 @@ class Recorder:
         for i, req_id in enumerate(self._engine.runner.input_batch.req_ids):
             if samples[i]:
                 self._add_draft(req_id, int(num_tokens[i]), list(drafts[i]))
-            self._run.prefilling_rows += not samples[i]
+            self._run.num_rows_in_prefill += not samples[i]
             if drafts[i] != expected[i]:
                 self._run.mismatches.append(f"{req_id}: {drafts[i]} instead of {expected[i]}")
         return drafts
@@ -147,7 +147,7 @@ class Recorder:
         for i, req_id in enumerate(self._engine.runner.input_batch.req_ids):
             count, end = int(counts[i]), int(draft_lengths[i])
             if count == 0:
-                self._run.prefilling_rows += 1
+                self._run.num_rows_in_prefill += 1
                 continue
             length = int(lengths[i]) + count
             draft, padding = drafts[i, :end].tolist(), drafts[i, end:].tolist()
@@ -161,7 +161,7 @@ class Recorder:
 
     def _add_draft(self, req_id: str, length: int, draft: list[int]) -> None:
         name = req_id.rpartition("-")[0]  # without the random suffix that vLLM appends
-        self._run.steps_of_requests.setdefault(name, {})[length] = draft
+        self._run.drafts_by_length.setdefault(name, {})[length] = draft
 
 
 def run_sets(model: Path, method: Method, sets: tuple[str, ...]) -> dict[str, Run]:

@@ -74,6 +74,7 @@ MIN_UNLIMITED_COST = MAX_DRAFT_TOKENS * 255
 """The lowest cost limit that shortens no draft."""
 
 
+# The method "beside" combines n-grams with a neural drafter.
 @pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2", "beside"])
 @pytest.mark.parametrize(("probability", "limit"), [(None, None), (0.177, 40), (1, 0)])
 def test_ladder_determines_n_gram_lengths_and_cost_limit(
@@ -89,17 +90,19 @@ def test_ladder_determines_n_gram_lengths_and_cost_limit(
         assert ngram.cost_limit == limit
     else:
         assert MIN_UNLIMITED_COST <= ngram.cost_limit < 2**31
-    for text, limit in (("0.177", 40), ("none", None)):
+    for text, cost_limit in (("0.177", 40), ("none", None)):
         environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", text)
         options = _read_options(method, {"lookup": "ladder", "overlap": False}, **settings)
-        assert (options.ngram.overlap, options.min_draft_probability is None) == (False, not limit)
-        assert method != "ngram" or options.ngram.cost_limit == limit
+        assert not options.ngram.overlap
+        assert (options.min_draft_probability is None) == (cost_limit is None)
+        if method == "ngram":
+            assert options.ngram.cost_limit == cost_limit
 
 
-@pytest.mark.parametrize(("cost", "expected"), [(0.01, 0.0343), (0.05, 0.137), (0.1, 0.248)])
-def test_token_cost_determines_min_draft_probability(cost: float, expected: float) -> None:
+@pytest.mark.parametrize(("share", "expected"), [(0.01, 0.0343), (0.05, 0.137), (0.1, 0.248)])
+def test_token_cost_determines_min_draft_probability(share: float, expected: float) -> None:
     for section in ({"lookup": "ladder"}, {"lookup": "auto"}):
-        options = _read_options("ngram", {**section, "token_cost": cost})
+        options = _read_options("ngram", {**section, "token_cost": share})  # of the step's time
         assert options.ngram.min_draft_probability == pytest.approx(expected, rel=0.01)
     assert options.lookup == "ladder"
 
@@ -172,7 +175,7 @@ def test_step_times_determine_min_draft_probability(
         arguments["enable_adaptive_verification"] = is_adaptive
         result: Any = _read_options(method, {**section, **more_options}, **arguments)
         assert result.ngram.min_draft_probability == expected
-        assert result.cost_batch == batch
+        assert result.step_times_batch == batch
 
 
 @pytest.mark.parametrize(
@@ -189,15 +192,16 @@ def test_configured_probability_has_precedence_over_step_times(
     section = {"lookup": "auto", "step_times_file": write_step_times(tmp_path / "cost.json")}
     result = _read_options("ngram", {**section, **more_options})
     assert result.ngram.min_draft_probability == expected
-    assert result.cost_batch == 0
+    assert result.step_times_batch == 0
 
 
-def test_step_times_with_k_auto_and_no_ladder_are_passed_to_the_controller(tmp_path: Path) -> None:
+def test_step_times_with_k_auto_and_no_ladder_are_used_only_to_choose_k(tmp_path: Path) -> None:
     section = {"k": "auto", "step_times_file": write_step_times(tmp_path / "cost.json")}
     result = _read_options("v2", {"lookup": "1-16", **section})
-    assert (result.ngram.min_draft_probability, result.cost_batch) == (None, 0)
+    assert (result.ngram.min_draft_probability, result.step_times_batch) == (None, 0)
     assert result.step_times is not None
-    assert result.step_times.make_relative_times([0, 4])(8)[4] == pytest.approx(1.2)
+    relative_times_for = result.step_times.make_relative_times([0, 4])  # for k of 0 or 4
+    assert relative_times_for(8)[4] == pytest.approx(1.2), "expected the times of batch size 8"
     assert _read_options("v2", {"lookup": "1-16", "k": "auto"}).step_times is None
 
 
@@ -315,6 +319,7 @@ def test_keep_drafting_is_on_by_default_for_recurrent_models(name: str) -> None:
         assert read_options(config, "custom_class").keep_drafting == expected
 
 
+# `expected`: lookup, min_n, max_n, match_policy, overlap, min_draft_probability.
 @pytest.mark.parametrize(
     ("method", "section", "expected"),
     [
@@ -363,7 +368,7 @@ def test_bounds_of_a_custom_class_are_read_as_options(name: str) -> None:
 
 
 @pytest.mark.parametrize("digest", ["a" * 32, None, "b" * 32])
-def test_costs_file_of_same_or_unknown_tokenizer_is_loaded(
+def test_costs_file_is_loaded_unless_it_is_for_another_tokenizer(
     digest: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "costs.json")

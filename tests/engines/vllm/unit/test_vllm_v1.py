@@ -1,5 +1,6 @@
 """Tests what only the drafters of V1's runners do: limits of drafts, number of tokens indexed per
-step, memory of an index, and the requests that RowRecognizer finds."""
+step, memory of an index, and RowRecognizer, which finds out to which request each row of a step
+belongs. V1, V1Async and Ascend are fake engines with these runners."""
 
 from __future__ import annotations
 
@@ -111,15 +112,16 @@ def test_index_catch_up_with_arbitrary_lengths_and_slots_keeps_index_consistent(
     slots = np.array([-1, 2, 2**31 - 1, 0, 1], np.int32)
     lengths = np.array([-5, 2**31 - 1, 7, -(2**31), 9], np.int32)
     counts = np.array([2**31 - 1, -(2**31), -3, 1, 0], np.int32)
+    options = 2, 4, 0, False, False, 1  # min_n, max_n, match_policy, ladder, outcomes, steps
     for words in (index.tensor, np.zeros(3, np.int32)):
         rows = INDEX_POLICY, token_ids, lengths, words, slots, counts
-        lookup_slots, _ = _C.index_catch_up(*rows, 2, 4, 0, False, False, 1)
+        lookup_slots, _ = _C.index_catch_up(*rows, *options)
         assert set(lookup_slots.tolist()) <= {-1, *slots.tolist()}
     index.check_integrity({0: token_ids[3, :0]})
     with pytest.raises(
         ValueError, match=r"^index_catch_up: token_ids: expected 5 rows or more, got 4 rows"
     ):
-        _C.index_catch_up(rows[0], token_ids[:4], *rows[2:], 2, 4, 0, False, False, 1)
+        _C.index_catch_up(rows[0], token_ids[:4], *rows[2:], *options)
 
 
 def test_steps_with_few_tokens_are_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +138,7 @@ def test_drafts_equal_those_of_a_scan_while_prompts_are_indexed(match_policy: st
     token_ids = np.random.default_rng(1).integers(0, 12, (4, 4000), np.int32)
     lengths = np.array([3000, 2000, 1500, 2500], np.int32)
     index, scan = (V1(length=4000, engine=e, match_policy=match_policy) for e in ("index", "scan"))
-    num_indexed_rows = []
+    num_tokens, num_indexed_rows = lengths.sum(), []
     for _ in range(800):
         lengths += 1
         arguments = [[1]] * 4, lengths, token_ids
@@ -146,7 +148,8 @@ def test_drafts_equal_those_of_a_scan_while_prompts_are_indexed(match_policy: st
     assert steps[0] == 0
     assert steps[-1] == 4
     assert (np.diff(steps) >= 0).all()  # the rows are indexed one after the other
-    assert 9000 / 16 / 2 < np.argmax(steps == 4) < 9000 / 12 + 10
+    # A step's budget is at least 16 tokens (min_index_budget). It increases as rows are indexed.
+    assert num_tokens / 32 < np.argmax(steps == 4) < num_tokens / 12 + 10
 
 
 def test_memory_of_absent_requests_is_freed_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +253,8 @@ def test_request_keeps_its_slot_in_random_steps(seed: int, num_slots: int, vocab
                 earlier, known_tokens = requests[slot]
                 assert earlier == name or vocabulary == 2
                 assert len(known_tokens) <= lengths[row] - counts[row]
-                assert known_tokens[-6:] == tokens[: len(known_tokens)][-6:]
+                end = len(known_tokens)  # the recognizer compares the last six tokens
+                assert known_tokens[-6:] == tokens[:end][-6:]
             if num_slots == 256:
                 assert is_new == (name not in slots_of_requests)
                 assert slots_of_requests.setdefault(name, slot) == slot
@@ -268,7 +272,7 @@ def test_row_continues_the_longest_matching_request() -> None:
     assert last == first != second
 
 
-def test_free_absent_slots_frees_slots_of_requests_absent_for_longer() -> None:
+def test_free_absent_slots_frees_requests_absent_for_more_steps_than_its_argument() -> None:
     recognizer = RowRecognizer(num_slots=8)
     slots = [_assign_row(recognizer, _make_row(100 * i), 10)[0] for i in range(4)]
     for length in range(11, 30):  # a row that grows is recognized without a search
