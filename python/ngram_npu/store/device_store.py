@@ -1,4 +1,4 @@
-"""DeviceStore: text that requests share in a device's memory, without a host function per step."""
+"""DeviceStore: text that requests share in a device's memory; no step calls code on the host."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ _TIMEOUT_S = 10.0
 
 
 class Streams(Protocol):
-    """The order of a store's work on its device."""
+    """Orders a store's launches and copies with the steps of its runner."""
 
-    def follow_step(self) -> None:
+    def use_current_stream_for_steps(self) -> None:
         """Makes the current stream the one in which steps run."""
 
     def use_step_stream(self) -> AbstractContextManager[Any]:
@@ -74,7 +74,7 @@ class Streams(Protocol):
 class CpuStreams:
     """Work on the CPU runs within the calls."""
 
-    def follow_step(self) -> None:
+    def use_current_stream_for_steps(self) -> None:
         pass
 
     def use_step_stream(self) -> AbstractContextManager[Any]:
@@ -94,8 +94,8 @@ class CudaStreams:
     """The stream of the steps, and a second one that copies to the host.
 
     Args:
-        snapshot: tensors of the shapes that :meth:`read` gets, or the first of them. Pinned memory
-            is allocated for each.
+        snapshot: the tensors that :meth:`read` gets; it may also get only the first of them. Pinned
+            memory is allocated for each.
     """
 
     def __init__(self, device: torch.device, snapshot: tuple[Tensor, ...]) -> None:
@@ -104,7 +104,7 @@ class CudaStreams:
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._host = [torch.zeros_like(t, device="cpu", pin_memory=True) for t in snapshot]
 
-    def follow_step(self) -> None:
+    def use_current_stream_for_steps(self) -> None:
         self._steps = torch.cuda.current_stream(self._device)
 
     def use_step_stream(self) -> AbstractContextManager[Any]:
@@ -151,9 +151,11 @@ class DeviceStoreStatistics:
 class DeviceStore:
     """The memory of the operators ``device_store_append_`` and ``device_store_propose_``.
 
-    New text overwrites the oldest. Per token of capacity, the store takes 8 bytes for text and a
-    copy of it that is saved, and 48 to 96 bytes for entries, rounded to a power of two (59 MB for
-    2**20 tokens). Requests share text only within a scope (:func:`ngram_npu.scope_of`).
+    The text is in a ring of blocks of 256 tokens, each with the text of one request. Block numbers
+    increase up to 2**23, and new blocks replace the oldest. Per token of capacity, the store takes
+    4 bytes for the token, 4 for the copy that :meth:`save` writes, and 48 to 96 for entries,
+    rounded to a power of two (59 MB for 2**20 tokens). Requests share text only within a scope
+    (:func:`ngram_npu.scope_of`).
 
     A step calls :meth:`begin_step`, then :meth:`append` and :meth:`propose`. Only ``append`` and
     ``propose`` may be captured in a graph: they launch kernels and read nothing on the host.
@@ -177,9 +179,9 @@ class DeviceStore:
 
     visibility: Visibility = "live"
     calls_skipped = 0
-    """As in ``StoreStatistics``; no call skips a device store."""
-    seed = checksum = ""
-    """As in :class:`NgramStore`."""
+    """Number of calls that left out the store because another call was using it: always 0 here."""
+    seed = ""
+    """Checksum of the file that the store was seeded with; :meth:`save` writes it to its file."""
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class DeviceStore:
         self.tokenizer = store_file.check_digest(tokenizer)
         self.num_slots = num_slots
         self.slots = zeros(num_slots + 1, SLOT_WORDS)
-        """The last slot writes text that no request generates."""
+        """One per request, and the last one for the text that :meth:`add_text` adds."""
         self.text = zeros(num_blocks, BLOCK_TOKENS)
         self.blocks = zeros(num_blocks, HEAD_WORDS)
         self.table = zeros(len(SIZES), num_columns)
@@ -231,8 +233,9 @@ class DeviceStore:
 
     @property
     def file_capacity(self) -> int:
-        """Capacity of the store in a file of :meth:`save`, in tokens. Its blocks repeat 16 tokens
-        of their predecessors, so a text of 497 to 512 tokens needs three of them instead of two."""
+        """Capacity of the store in a file of :meth:`save`, in tokens. A block in a file repeats the
+        last 16 tokens of the block before, so a text of 497 to 512 tokens needs three blocks in the
+        file and two on the device."""
         return self.token_capacity * 3 // 2
 
     @property
@@ -285,7 +288,7 @@ class DeviceStore:
             max_new: as in :meth:`append`.
         """
         with self._mutex:
-            self._streams.follow_step()
+            self._streams.use_current_stream_for_steps()
             self._reserve_numbers(num_requests, max_new)
 
     def begin_request(self, slot: int) -> None:
@@ -369,7 +372,7 @@ class DeviceStore:
 
         It launches kernels in the stream of the steps. If :meth:`save` is copying the text, it
         waits for the copy. Requests that are writing continue with the tokens of their next step;
-        those that are held back are dropped.
+        tokens that are held back are dropped.
         """
         with self._snapshot_mutex, self._between_steps():
             self._num_clears += 1
@@ -474,8 +477,8 @@ class DeviceStore:
         self._num_changes += 1
 
     def _renumber(self) -> None:
-        """Subtracts the largest multiple of the number of blocks with which every block that is in
-        the ring keeps a number above 0. Numbers that are not greater than it become 0."""
+        """Subtracts the largest multiple of the number of blocks that leaves the number of each
+        block in the ring above 0. References to blocks that were replaced become 0."""
         num_blocks = len(self.blocks)
         rounds = torch.div(self.allocator[0] - 1, num_blocks, rounding_mode="floor") - 1
         offset = rounds.clamp_(min=0) * num_blocks

@@ -270,7 +270,7 @@ def test_cuda_copies_follow_the_steps_and_are_complete_when_read(
     for _ in range(2):
         for tensor in snapshot:
             tensor.fill_(7)
-        streams.follow_step()
+        streams.use_current_stream_for_steps()
         with streams.use_step_stream():
             snapshot[1][0] += 1
         arrays = streams.read(snapshot, streams.mark())
@@ -289,7 +289,7 @@ class RecordingStreams(CpuStreams):
     def __init__(self) -> None:
         self.num_steps = self.num_outside = self._depth = 0
 
-    def follow_step(self) -> None:
+    def use_current_stream_for_steps(self) -> None:
         self.num_steps += 1
 
     @contextmanager
