@@ -67,7 +67,7 @@ from ngram_npu.engines.vllm import plugin, v1_device
 plugin.install()
 plugin.install_ascend()
 assert _library.has_kernel("ngram_step_", "npu") and not _library.has_kernel("nothing", "npu")
-assert _library.backends()["npu"].kernels == 9
+assert _library.backends()["npu"].kernels == 10
 """
 
 
