@@ -7,12 +7,15 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from fake_engine import V2
 from ngram_npu import set_num_threads
 from ngram_npu.config import INDEX_POLICY
 from ngram_npu.engines.vllm import plugin
+from ngram_npu.engines.vllm.v2 import RowLookup
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,17 @@ def plugin_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     finders = list(sys.meta_path)
     yield
     sys.meta_path[:] = finders
+
+
+@pytest.fixture
+def _wrap_add_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installs the plugin's wrapper of ``add_requests`` in the V2 runner."""
+    module: Any = ModuleType(plugin.V2_RUNNER)
+    module.GPUModelRunner = V2
+    monkeypatch.setattr(V2, "add_requests", V2.add_requests)
+    monkeypatch.setattr(RowLookup, "has_request_data", False)
+    plugin.install_request_data(module)
+    assert RowLookup.has_request_data
 
 
 class FakeVLLM:

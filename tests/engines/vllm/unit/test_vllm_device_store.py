@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,27 +25,19 @@ from fake_engine import (
     run_random_steps,
 )
 from ngram_npu import NgramStore, _library
-from ngram_npu.engines.vllm import plugin, sharing, v2
+from ngram_npu.engines.vllm import sharing, v2
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import Options, read_options
 from ngram_npu.engines.vllm.sharing import DEVICE_STORE_TOKENS
-from ngram_npu.engines.vllm.v2 import RowLookup
 from ngram_npu.ops import gather_sampled_tokens_
 from ops import reference
 from ops.reference.drafting import LATEST, compute_draft
 
 STORE: dict[str, Any] = {"lookup": "1-16", "store": "live"}
+pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
+
 SCOPE = "ngram_npu_scope"
 ON_DEVICE: dict[str, Any] = {**STORE, "draft_on": "device", "store_tokens": 16384}
-
-
-@pytest.fixture(autouse=True)
-def _plugin_passes_on_request_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = ModuleType(plugin.V2_RUNNER)
-    module.GPUModelRunner = V2
-    monkeypatch.setattr(V2, "add_requests", V2.add_requests)
-    monkeypatch.setattr(RowLookup, "has_request_data", False)
-    plugin.install_request_data(module)
 
 
 def read_on(device_type: str, method: Any = "v2", **options: Any) -> Options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,17 +152,6 @@ def test_ladder_drafts_equal_those_of_a_new_index(
 
 
 # Stores.
-
-
-@pytest.fixture
-def _wrap_add_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installs the plugin's wrapper of ``add_requests`` in the V2 runner."""
-    module: Any = ModuleType(plugin.V2_RUNNER)
-    module.GPUModelRunner = V2
-    monkeypatch.setattr(V2, "add_requests", V2.add_requests)
-    monkeypatch.setattr(RowLookup, "has_request_data", False)
-    plugin.install_request_data(module)
-    assert RowLookup.has_request_data
 
 
 def step_with_words(engine: Engine, others: tuple[str, ...] = ()) -> dict[str, Any]:
