@@ -1,5 +1,4 @@
-// Operators that process sampled tokens and prepare the drafter's batch. F is a front end (arguments.h). Its checks
-// return the argument as the kernel's parameter.
+// Operators that process sampled tokens and prepare the drafter's batch. arguments.h describes F and its checks.
 #pragma once
 
 #include "api/arguments.h"

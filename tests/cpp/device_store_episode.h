@@ -19,8 +19,7 @@ namespace ngram_npu::test {
 
 class DeviceStoreEpisode {
  public:
-  // flush: which side of the tensors is next to a guard page. corrupt: overwrites the store's words between events;
-  // calls then only have to stay within their tensors.
+  // flush: the side next to a guard page. corrupt: overwrites words between events; calls then only stay in bounds.
   DeviceStoreEpisode(Choices& choices, Flush flush, bool corrupt)
       : choices_(choices),
         corrupt_(corrupt),
@@ -153,8 +152,7 @@ class DeviceStoreEpisode {
       for (int64_t word : {kPrevious, kNext}) {
         const int32_t neighbour = blocks_[row][word];
         const int32_t* const head = blocks_[std::max(neighbour, 0) % num_blocks_];
-        const bool is_changed = head[kNumber] != neighbour || head[kFill] < 256;
-        if (neighbour > 0 && is_changed && choices_.one_in(4)) return row;
+        if (neighbour > 0 && (head[kNumber] != neighbour || head[kFill] < 256) && choices_.one_in(4)) return row;
       }
     }
     return choices_.below(num_blocks_);

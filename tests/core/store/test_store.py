@@ -167,8 +167,7 @@ def test_clear_erases_one_scope_or_all_scopes() -> None:
     store.check_integrity()
 
 
-def test_store_pack_rejects_small_buffer_and_missing_piece() -> None:
-    """A piece is a part of the store that is copied to a file at a time."""
+def test_store_pack_rejects_small_buffer_and_piece_out_of_range() -> None:
     store, size = NgramStore(1, 4096), _C.STORE_PIECE_WORDS
     buffer = np.full(size, 7, np.int32)
     with pytest.raises(ValueError, match=f"^store_pack: to: expected size {size}, got size "):

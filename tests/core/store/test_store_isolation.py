@@ -40,7 +40,6 @@ def test_store_in_random_steps_mixes_no_texts(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_store_in_many_random_steps_mixes_no_texts(name: str) -> None:
-    """Runs 25,000 pairs of a step and a row for each of the four names."""
     num_row_steps = sum(run_random_steps(name, seed, 5_000).num_row_steps for seed in range(1, 6))
     assert num_row_steps >= 25_000
 
