@@ -165,7 +165,7 @@ class StreamDrafter {
   }
 
  private:
-  // Runs a job with store_, whose `words` is null if the job must not use the store.
+  // Runs a job with store_, which has no words if the job must not use the store.
   void run_job_parts(StreamJob* job) noexcept {
     for (Event& event : job->events) {
       if (event.row < 0 || event.row >= options_.num_rows) continue;

@@ -37,7 +37,7 @@ class Replay:
         return self._results
 
 
-def choose_repeats(device: str, on_gpu: int, on_cpu: int = 3) -> int:
+def choose_count(device: str, on_gpu: int, on_cpu: int = 3) -> int:
     """Returns how often a test repeats its work: less often on the CPU, which is slower."""
     return on_cpu if device == "cpu" else on_gpu
 

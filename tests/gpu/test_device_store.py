@@ -13,7 +13,7 @@ from ngram_npu import NgramStore
 from ngram_npu.store import Scope
 from ngram_npu.store.device_store import DeviceStore
 
-from gpu.replay import DEVICES, choose_repeats
+from gpu.replay import DEVICES, choose_count
 
 TENSORS = ("slots", "text", "blocks", "table", "allocator")
 
@@ -34,7 +34,7 @@ def run_step(store: DeviceStore, requests: Requests, step: Step) -> dict[str, An
 def test_steps_clears_and_saves_match_the_cpu(device: str, tmp_path: Path) -> None:
     requests = Requests(1)
     store, expected = (DeviceStore(6, 4096, max_batch=8, device=d) for d in (device, "cpu"))
-    for number in range(choose_repeats(device, 2000, 60)):
+    for number in range(choose_count(device, 2000, 60)):
         if requests.rng.random() < 0.02:
             scope = Scope(requests.rng.choice(SCOPES))
             store.clear(scope)

@@ -18,7 +18,7 @@ from on_device import DeviceArguments, torch_op
 from ops.parity import MismatchError, as_arrays, check_results
 from ops.specs import OPSPECS, Args, OpSpec, Sample, clone_args
 
-from gpu.replay import DEVICES, GPU_ONLY, HAS_GPU, NO_GPU, Replay, choose_repeats, forbid_waiting
+from gpu.replay import DEVICES, GPU_ONLY, HAS_GPU, NO_GPU, Replay, choose_count, forbid_waiting
 
 SPECS = [s for s in OPSPECS.values() if not s.opaque and "cuda" not in s.no_kernel]
 EACH_OPERATOR = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -60,7 +60,7 @@ def check_replays(spec: OpSpec, device: str, args: Args, count: int, **options: 
 @EACH_OPERATOR
 def test_replay_on_other_values_matches_the_cpu(spec: OpSpec, device: str) -> None:
     for args in (spec.sample().args, *spec.sizes):
-        check_replays(spec, device, args, choose_repeats(device, 300))
+        check_replays(spec, device, args, choose_count(device, 300))
 
 
 @pytest.mark.parametrize("device", DEVICES)

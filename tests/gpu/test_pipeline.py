@@ -12,7 +12,7 @@ from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch,
 from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
 from ngram_npu.index import make_index
 
-from gpu.replay import DEVICES, GPU_ONLY, choose_repeats, forbid_waiting, synchronize
+from gpu.replay import DEVICES, GPU_ONLY, choose_count, forbid_waiting, synchronize
 
 K, ROWS, CAPACITY, BLOCK = 3, 24, 2048, 16
 VOCAB = 23
@@ -104,7 +104,7 @@ def run_steps(device: str, steps: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_step_does_not_wait_for_the_device(device: str) -> None:
-    steps = choose_repeats(device, 300, 30)
+    steps = choose_count(device, 300, 30)
     answers = run_steps(device, steps)
     assert answers == run_steps("cpu", steps)
     assert sum(map(len, answers)) > 1.5 * steps * ROWS
@@ -144,7 +144,7 @@ def test_host_drafting_in_stream_order_matches_synchronous_drafting(device: str)
     device_drafting, cpu_drafting = make_drafting(device), make_drafting("cpu")
     lengths = np.zeros(R, np.int64)
     steps: list[tuple[DeviceDrafts, DeviceDrafts]] = []
-    for _ in range(choose_repeats(device, 2000, 50)):
+    for _ in range(choose_count(device, 2000, 50)):
         if device == "cuda" and rng.random() < 0.1:
             torch.cuda._sleep(1 << 20)  # half a millisecond, so that the host runs ahead
         for row in np.flatnonzero((lengths == 0) | (lengths > S - 8)):

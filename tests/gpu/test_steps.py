@@ -8,7 +8,7 @@ import pytest
 import torch
 from ngram_npu.ops import workspace_size
 
-from gpu.replay import DEVICES, Replay, choose_repeats, synchronize
+from gpu.replay import DEVICES, Replay, choose_count, synchronize
 
 CAPACITY, WIDTH = 1 << 13, 3
 EACH_DEVICE = pytest.mark.parametrize("device", DEVICES)
@@ -82,7 +82,7 @@ def check_steps(rows: Rows, expected: Rows, device: str, steps: int, growing: bo
 @pytest.mark.parametrize("match_policy", [0, 1])
 def test_replayed_steps_match_the_cpu(device: str, match_policy: int, growing: bool) -> None:
     rows, expected = (Rows(name, 37, 1, match_policy) for name in (device, "cpu"))
-    check_steps(rows, expected, device, choose_repeats(device, 1000, 20), growing)
+    check_steps(rows, expected, device, choose_count(device, 1000, 20), growing)
 
 
 def test_wrong_step_and_dirty_workspace_are_detected() -> None:
@@ -100,7 +100,7 @@ def test_steps_on_several_streams_are_independent(device: str) -> None:
     batches = [Rows(device, 40 + seed, seed) for seed in range(4)]
     expected_batches = [Rows("cpu", 40 + seed, seed) for seed in range(4)]
     streams = [None if device == "cpu" else torch.cuda.Stream() for _ in batches]
-    for _ in range(choose_repeats(device, 100)):
+    for _ in range(choose_count(device, 100)):
         for rows in (*batches, *expected_batches):
             rows.sample()
         synchronize(device)
@@ -125,7 +125,7 @@ def test_compiled_step_with_cudagraphs_matches_the_cpu(device: str) -> None:
     # On the CPU, a backend without a compiler suffices, because CUDA is not tested.
     options = {"backend": "aot_eager"} if device == "cpu" else {"mode": "reduce-overhead"}
     compiled = torch.compile(rows.step, fullgraph=True, **options)
-    for _ in range(choose_repeats(device, 100, 3)):
+    for _ in range(choose_count(device, 100, 3)):
         rows.sample()
         expected.sample()
         assert are_equal(compiled(), expected.step())

@@ -29,7 +29,7 @@ WITHOUT_NGRAM_DRAFTS = NgramConfig(k=4, max_len=0)
         {},
         {"asynchronous": False, "padded": False},
         {"engine": "index", "ngram": workload.LADDER_NGRAM},
-        {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM},
+        {"engine": "index", "ngram": workload.LIVE_STORE},
         {"merge": MergeConfig(min_match_len=3, extend=True)},
         {"ngram": WITHOUT_NGRAM_DRAFTS},
     ],
