@@ -152,8 +152,8 @@ class StreamDrafter {
     return count;
   }
 
-  // Runs a job; the jobs run in stream order. If the store is being saved, the job waits for the copy of one piece. No
-  // other call may use the store while jobs are pending; if another call does, the job runs without the store.
+  // Runs a job; the jobs run in stream order. A job waits while a piece of the store is copied to a file. No other call
+  // may use the store while jobs are pending; if another call does, the job runs without the store.
   void run_job(StreamJob* job) noexcept {
     cpu::Store store;
     const StoreAccess& access = options_.draft.store.store;
@@ -193,8 +193,8 @@ class StreamDrafter {
   }
   IndexAccess& index() { return options_.draft.index_propose.index; }
 
-  // Ends a row's request. If the request has stopped, its text up to the stop is stored; otherwise, the text within the
-  // lag is not stored.
+  // Ends a row's request. If the request has stopped, its text up to the stop is stored; otherwise, the text of the
+  // last `lag` steps is not stored.
   void end_request(int64_t row_id) {
     Row& ended_row = row(row_id);
     if (!ended_row.has_request) return;

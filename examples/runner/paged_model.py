@@ -47,8 +47,8 @@ class PagedKVCache:
 class QueryGroup:
     """The b requests of a step that compute q tokens each, so that one attention call suffices."""
 
-    tokens: torch.Tensor
-    """[b,q] flat positions of these tokens in the step."""
+    token_indices: torch.Tensor
+    """[b,q] indices of these tokens in the step, all requests together."""
     positions: torch.Tensor
     """[b,q] positions of these tokens in their requests."""
     slots: torch.Tensor
@@ -93,7 +93,7 @@ def plan_step(
     reads KV slots up to the upper bound and masks later positions.
 
     Args:
-        block_table: KV block ids by slot and block (`AsyncSpecState.block_tables`).
+        block_table: [request slots, blocks] KV block ids (`AsyncSpecState.block_tables`).
         num_tokens: [B] number of tokens of each request in the step.
         upper_seq_lens: [B] upper bounds of each request's length, including this step's tokens.
     """
@@ -104,12 +104,12 @@ def plan_step(
     for count in np.unique(num_tokens):
         members = np.flatnonzero(num_tokens == count)
         num_blocks = -(-int(upper_seq_lens[members].max()) // block_size)
-        tokens = copy_to_device(starts[members, None] + np.arange(count), device)
+        token_indices = copy_to_device(starts[members, None] + np.arange(count), device)
         slot_indices = inputs.slot_indices[copy_to_device(members, device)].long()
         # -1 means no block: these positions are masked, so any block can be read.
         blocks = block_table[slot_indices, :num_blocks].long().clamp(min=0)
         slots = (blocks[..., None] * block_size + offsets).flatten(1)
-        groups.append(QueryGroup(tokens, inputs.positions[tokens], slots))
+        groups.append(QueryGroup(token_indices, inputs.positions[token_indices], slots))
     slot_mapping = inputs.slot_mappings[0][: inputs.num_step_tokens]
     return PagedStep(cache, slot_mapping, groups)
 
@@ -150,14 +150,14 @@ def paged_attention(
     outputs = values.new_empty(*queries.shape[:2], values.shape[-1])
     for group in paged_step.groups:
         output = torch.nn.functional.scaled_dot_product_attention(
-            queries[group.tokens].transpose(1, 2),
+            queries[group.token_indices].transpose(1, 2),
             keys[group.slots].transpose(1, 2),
             values[group.slots].transpose(1, 2),
             attn_mask=group.get_mask(sliding_window),
             scale=scaling,
             enable_gqa=True,
         )
-        outputs[group.tokens] = output.transpose(1, 2)
+        outputs[group.token_indices] = output.transpose(1, 2)
     return outputs[None], None
 
 

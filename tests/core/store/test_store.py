@@ -81,7 +81,7 @@ def test_live_text_is_drafted_for_other_requests() -> None:
     assert (stats.blocks_in_use, stats.open_slots) == (2, 2)
 
 
-def test_text_is_drafted_after_its_request_ends_with_visibility_finish() -> None:
+def test_visibility_finish_drafts_text_only_after_its_request_ends() -> None:
     store = NgramStore(2, 4096, visibility="finish")
     request = Request(store, 0)
     request.append(TEXT)
@@ -167,7 +167,7 @@ def test_clear_erases_one_scope_or_all_scopes() -> None:
     store.check_integrity()
 
 
-def test_store_pack_rejects_small_buffer_and_missing_piece() -> None:
+def test_store_pack_rejects_small_buffer_and_piece_out_of_range() -> None:
     store, size = NgramStore(1, 4096), _C.STORE_PIECE_WORDS
     buffer = np.full(size, 7, np.int32)
     with pytest.raises(ValueError, match=f"^store_pack: to: expected size {size}, got size "):

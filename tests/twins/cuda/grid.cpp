@@ -378,7 +378,7 @@ class Grid {
       }
     }
     block.num_at_barrier = 0;
-    if (barrier_random_.next_below(2) != 0) swap_registered_buffers();
+    if (barrier_random_.next_below(2) != 0) swap_registered_buffers();  // as if another stream wrote to one of them
     if (options_.checks_accesses) access_checker_.record_barrier(block);
     wake_threads(block, 0, num_threads_, ThreadState::kAtBarrier, ~0u);
   }
@@ -517,7 +517,7 @@ void check_atomic(void* address, int bytes) {
 
 }  // namespace
 
-void read_constant(const void* address, int bytes) {
+void check_constant_read(const void* address, int bytes) {
   const std::string error = check_access(const_cast<void*>(address), static_cast<size_t>(bytes), Access::kConstantRead);
   if (!error.empty()) fail_launch(error);
 }
@@ -553,7 +553,7 @@ bool is_in_kernel() { return grid != nullptr && grid->is_running(); }
 std::string check_access(void* address, size_t bytes, Access access) {
   if (!is_in_kernel() || grid->access_checker() == nullptr || grid->current_thread().stack->contains(address))
     return {};
-  // Other threads may run before a volatile read, and before a plain read of global memory: no barrier prevents this.
+  // No barrier prevents that other threads run before a volatile read (kAtomicRead) or a plain read of global memory.
   if (access == Access::kAtomicRead && grid->flip_coin()) grid->yield_to_others();
   const bool is_shared = address >= shared_begin && address < shared_end;
   if (access == Access::kRead && !is_shared && grid->interleaves_blocks() && grid->draw_one_in_64())

@@ -45,8 +45,8 @@ void wait_at_barrier(CallSite site);
 // values are extended with zeros.
 uint64_t run_collective(Collective collective, uint32_t mask, uint64_t value, int operand, CallSite site);
 
-// Reads memory that no thread of the launch may write, neither before nor after this call.
-void read_constant(const void* address, int bytes);
+// Checks a read of memory that no thread of the launch may write, neither before nor after this call.
+void check_constant_read(const void* address, int bytes);
 
 // The function of an atomic operation: changes the value at `address` with `operand` and returns the old value.
 using AtomicFunction = uint64_t (*)(void* address, uint64_t operand);
@@ -216,7 +216,7 @@ T __nv_atomic_fetch_add(T* address, T operand, int order, int scope) {
 
 template <class T>
 T __ldg(const T* address) {
-  twin::read_constant(address, sizeof(T));
+  twin::check_constant_read(address, sizeof(T));
   return *address;
 }
 
