@@ -253,7 +253,8 @@ def test_command_prints_notes_on_skipped_records(
     assert err.startswith(f"ngram-npu replay: note: odd: {note}")
     assert f"note (odd): {note}" in err
     assert json.loads(out)["inputs"][0]["notes"] == [note.rstrip()]
-    assert cli.main(["tune", str(path), "--tokenizer", "bytes", "--jobs", "1"]) == 0
+    arguments = ["tune", str(path), "--tokenizer", "bytes", "--jobs", "1", "--runner", "gpu"]
+    assert cli.main(arguments) == 0
     out, err = capsys.readouterr()
     assert f"ngram-npu tune: note: odd: {note}" in err
     assert f"Note: odd: {note}" in out
