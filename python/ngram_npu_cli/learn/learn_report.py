@@ -126,7 +126,7 @@ def format_store(contents: Mapping[str, Any]) -> str:
         f"tokens      {tokens_held}, in {contents['texts']} texts",
         f"scopes      {contents['scopes']}",
         f"visibility  {contents['visibility']}",
-        f"tokenizer   {contents['tokenizer'] or 'not formats'}",
+        f"tokenizer   {contents['tokenizer'] or 'not known'}",
     ]
     return "\n".join(map(escape_unprintable, lines))
 
