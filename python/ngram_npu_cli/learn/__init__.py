@@ -159,8 +159,8 @@ def learn(
     else:
         sample.notes.append("no curve: this needs two conversations, or a store and a conversation")
     store = curve.make_store(size, tokenization.digest)
-    for done, text in enumerate(sample.texts, 1):
-        curve.add_texts(store, [text])
+    for done, (scope, tokens) in enumerate(sample.texts, 1):
+        store.add_text(tokens, scope)
         if done % 1000 == 0 or done == len(sample.texts):
             progress(Progress(f"{size} tokens", "learn", done, len(sample.texts)))
     if output is not None:

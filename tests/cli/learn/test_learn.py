@@ -138,7 +138,8 @@ def test_full_size_store_keeps_all_texts(lengths: list[int]) -> None:
     blocks = sum(curve.count_blocks(length) for length in lengths)
     for num_missing_blocks, evicts in ((0, False), (1, True)):
         store = curve.make_store(max(1024, 256 * (blocks - num_missing_blocks)))
-        curve.add_texts(store, texts)
+        for scope, tokens in texts:
+            store.add_text(tokens, scope)
         assert (store.statistics.tokens_held < sum(lengths)) == (evicts and blocks > 4)
     assert curve.compute_full_size(texts) == curve.MIN_STORE_TOKENS
 
