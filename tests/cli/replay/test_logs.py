@@ -60,13 +60,6 @@ def batch_file(write_jsonl: Writer) -> Path:
     return write_jsonl(*({**requests[a["custom_id"]], **a} for a in answers), name="batch.jsonl")
 
 
-def test_all_log_formats_give_the_same_counts(
-    batch_file: Path, plain_counts: tuple[int, int, int, float | None]
-) -> None:
-    for path in (*(DATA / name for name in CONVERSATION_FILES), batch_file):
-        assert count_replay(path) == plain_counts, path
-
-
 def test_guide_states_the_counts(batch_file: Path) -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
     pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")

@@ -104,15 +104,6 @@ def test_line_longer_than_the_limit_is_skipped_without_being_stored(
     assert f"2 of 5 records are skipped (40.0%): {path}:3: the line is longer" in item.notes[0]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
-def test_empty_file_is_an_error(tmp_path: Path, content: bytes, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    with pytest.raises(InputError, match=f"{path}: empty, no conversation"):
-        read_conversations(path)
-
-
 def test_path_without_replay_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere.jsonl: no such file"):
         load_inputs([tmp_path / "nowhere.jsonl"])
