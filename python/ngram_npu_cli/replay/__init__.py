@@ -24,7 +24,6 @@ from ngram_npu_cli.logs.conversations import (
     Turn,
     stdlib_conversations,
 )
-from ngram_npu_cli.logs.formats import read_conversations
 from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
 from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
@@ -48,7 +47,6 @@ __all__ = [
     "format_table",
     "load_inputs",
     "load_tokenizer",
-    "read_conversations",
     "replay",
     "simulate",
     "stdlib_conversations",

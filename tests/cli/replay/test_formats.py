@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import read_conversations
 from log_samples import (
     QUESTION,
     SAMPLES,
@@ -25,7 +26,7 @@ from ngram_npu.errors import InputError
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs.formats import FORMATS, iter_conversations
 from ngram_npu_cli.logs.reader import Tokenization
-from ngram_npu_cli.replay import Turn, load_inputs, read_conversations
+from ngram_npu_cli.replay import Turn, load_inputs
 
 Writer = Callable[..., Path]
 FieldPath = tuple[Any, ...]
@@ -273,7 +274,7 @@ def test_invalid_record_is_skipped_or_named_in_the_error(
 def test_format_option_rejects_other_formats(write_jsonl: Writer) -> None:
     path = write_jsonl(TURN)
     with pytest.raises(InputError, match=r':1: missing key "messages"; read as messages, of wh'):
-        read_conversations(path, format_name="messages")
+        read_conversations(path, format="messages")
 
 
 # Values of wrong types must not end a run, drop a part of a prompt or join texts of two records.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import DATA, make_record
-from ngram_npu_cli.replay import ReplayOptions, read_conversations, replay
+from cli_helpers import DATA, make_record, read_conversations
+from ngram_npu_cli.replay import ReplayOptions, replay
 
 Writer = Callable[..., Path]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import DATA
+from cli_helpers import DATA, read_conversations
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs import files as files_module
 from ngram_npu_cli.options import ReadingOptions
@@ -22,7 +22,6 @@ from ngram_npu_cli.replay import (
     ReplayOptions,
     Turn,
     load_inputs,
-    read_conversations,
     replay,
 )
 from ngram_npu_cli.tune import TuneOptions
