@@ -66,11 +66,7 @@ def default_store_costs() -> npt.NDArray[np.uint8]:
     return _load_packaged_table("costs.json", "store")
 
 
-_DEPENDS_ON_SIZES: Any = None
-"""Default of the fields whose default depends on ``sizes``."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class NgramConfig:
     """Lookup and draft settings of a proposer.
 
@@ -110,34 +106,61 @@ class NgramConfig:
         TypeError: a value has the wrong type.
     """
 
-    min_n: int = _DEPENDS_ON_SIZES
-    max_n: int = _DEPENDS_ON_SIZES
-    k: int = _DEPENDS_ON_SIZES
-    match_policy: Literal["earliest", "latest"] = _DEPENDS_ON_SIZES
-    overlap: bool = _DEPENDS_ON_SIZES
-    max_len: int | None = None
-    vocab_size: int | None = None
-    sizes: Literal["consecutive", "ladder"] = "consecutive"
-    min_draft_probability: float | None = None
-    costs: Any = None
-    store: Literal["live", "finish"] | None = None
-    store_tokens: int = STORE_TOKENS
-    store_costs: Any = None
+    min_n: int
+    max_n: int
+    k: int
+    match_policy: Literal["earliest", "latest"]
+    overlap: bool
+    max_len: int | None
+    vocab_size: int | None
+    sizes: Literal["consecutive", "ladder"]
+    min_draft_probability: float | None
+    costs: Costs | tuple[tuple[int, ...], ...] | None
+    store: Literal["live", "finish"] | None
+    store_tokens: int
+    store_costs: tuple[tuple[int, ...], ...] | None
 
-    def __post_init__(self) -> None:
-        defaults: dict[str, Any] = {"overlap": self.is_ladder}
-        if self.is_ladder:
-            defaults |= {"min_n": 1, "max_n": LADDER_MAX_N, "k": 8, "match_policy": "latest"}
+    def __init__(
+        self,
+        *,
+        min_n: int | None = None,
+        max_n: int | None = None,
+        k: int | None = None,
+        match_policy: Literal["earliest", "latest"] | None = None,
+        overlap: bool | None = None,
+        max_len: int | None = None,
+        vocab_size: int | None = None,
+        sizes: Literal["consecutive", "ladder"] = "consecutive",
+        min_draft_probability: float | None = None,
+        costs: Any = None,
+        store: Literal["live", "finish"] | None = None,
+        store_tokens: int = STORE_TOKENS,
+        store_costs: Any = None,
+    ) -> None:
+        if sizes == "ladder":
+            defaults = {"min_n": 1, "max_n": LADDER_MAX_N, "k": 8, "match_policy": "latest"}
         else:
-            defaults |= {"min_n": 2, "max_n": 5, "k": 5, "match_policy": "earliest"}
+            defaults = {"min_n": 2, "max_n": 5, "k": 5, "match_policy": "earliest"}
             # A max_n of 1 reduces the default min_n. _validate rejects other types than int.
-            if hasattr(self.max_n, "__index__"):
-                defaults["min_n"] = min(2, self.max_n)
-        values = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        values["costs"] = _read_costs(self.costs)
-        values["store_costs"] = _convert_to_tuples(self.store_costs, "store_costs")
+            if hasattr(max_n, "__index__"):
+                defaults["min_n"] = min(2, max_n)  # type: ignore[type-var]
+        values = {
+            "min_n": min_n,
+            "max_n": max_n,
+            "k": k,
+            "match_policy": match_policy,
+            "overlap": sizes == "ladder" if overlap is None else overlap,
+            "max_len": max_len,
+            "vocab_size": vocab_size,
+            "sizes": sizes,
+            "min_draft_probability": min_draft_probability,
+            "costs": _read_costs(costs),
+            "store": store,
+            "store_tokens": store_tokens,
+            "store_costs": _convert_to_tuples(store_costs, "store_costs"),
+        }
         for name, value in values.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, defaults.get(name) if value is None else value)
         self._validate()
 
     def _validate(self) -> None:
