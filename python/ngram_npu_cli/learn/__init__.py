@@ -152,7 +152,7 @@ def learn(
     size = options.store_tokens or curve.compute_full_size(sample.texts)
     points: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
-    if evaluation.is_possible:
+    if evaluation.conversations and evaluation.earlier:
         points = evaluation.replay_curve(size)
         by_k = evaluation.replay_lengths(points[-1])
         sample.notes += evaluation.list_notes(options.store_tokens)

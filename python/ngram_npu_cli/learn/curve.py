@@ -125,11 +125,6 @@ class Evaluation:
             num_answers += len(conversation.answers)
         self.earlier = list(texts)[: max(0, len(texts) - num_answers)]
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether there are conversations to replay and earlier texts."""
-        return bool(self.conversations and self.earlier)
-
     def list_notes(self, store_tokens: int | None) -> list[str]:
         """Returns warnings about unreliable results and a size that is too small."""
         notes = []
