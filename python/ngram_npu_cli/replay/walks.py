@@ -20,6 +20,7 @@ from typing import Any
 import ngram_npu._C as _C
 import numpy as np
 import numpy.typing as npt
+from ngram_npu.draft_costs import SHAPES
 from ngram_npu.store import NgramStore
 
 from ngram_npu_cli.logs.conversations import TokenRequest
@@ -29,8 +30,6 @@ IntArray = npt.NDArray[Any]
 LADDER = (1, 2, 4, 8, 16)
 MAX_MATCH = 16
 MAX_K = 16
-STORE_SHAPE = (16, 56)
-"""Shape of a store's table of costs."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def record_store(requests: Sequence[TokenRequest], store: NgramStore) -> Positio
 def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
     tokens = request.tokens()
     positions, remaining = _find_positions(request)
-    rows, columns = np.indices(STORE_SHAPE, np.uint8)
+    rows, columns = np.indices(SHAPES["store"], np.uint8)
     match, column = (np.zeros((len(positions), MAX_K), np.uint8) for _ in range(2))
     drafted = np.zeros((len(positions), MAX_K), np.int32)
     length = np.zeros(len(positions), np.int32)
