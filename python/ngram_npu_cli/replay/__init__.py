@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from ngram_npu.errors import InputError
@@ -24,7 +24,6 @@ from ngram_npu_cli.logs.conversations import (
     Turn,
     stdlib_conversations,
 )
-from ngram_npu_cli.logs.formats import read_conversations
 from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
 from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
@@ -48,7 +47,6 @@ __all__ = [
     "format_table",
     "load_inputs",
     "load_tokenizer",
-    "read_conversations",
     "replay",
     "simulate",
     "stdlib_conversations",
@@ -131,8 +129,6 @@ def replay(
         inputs = load_inputs(paths, options, progress)
     tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
     has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
-    if has_text:
-        tokenization.load()
     figures: list[ReplayFigures] = []
     for item in inputs:
         requests, notes = _tokenize(item, tokenization, progress, strict=options.strict)
@@ -176,18 +172,14 @@ def _describe_tokenizer(tokenization: Tokenization, has_paths: bool) -> dict[str
     return description | ({"chosen": False} if tokenization.is_guessed and has_paths else {})
 
 
-def tokenize(
-    item: ReplayInput,
-    tokenizer: ReplayTokenizer | None,
-    chat_template: Literal["auto", "default", "none"] = "auto",
-) -> list[TokenRequest]:
+def tokenize(item: ReplayInput, tokenizer: ReplayTokenizer | None) -> list[TokenRequest]:
     """Converts one input's conversations to token ids, each prompt in its chat template.
 
     Raises:
         InputError: A turn has no token ids and there is no tokenizer, or the template rejects a
             conversation; the message names file and line.
     """
-    tokenization = Tokenization("ids", chat_template, tokenizer)
+    tokenization = Tokenization("ids", tokenizer=tokenizer)
     return _tokenize(item, tokenization, ignore_progress, strict=True)[0]
 
 
