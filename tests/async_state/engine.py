@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
+from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled, StepInputs
 
 from async_state.devices import DeviceError, get_value
 from async_state.scenario import Request, Scenario
@@ -255,8 +255,7 @@ class Engine:
             previous_positions=previous_positions,
         )
         batch_copy = copy.deepcopy(batch)
-        with self.device.forbid_waits():
-            inputs = self.state.begin_step(batch)
+        inputs = self._begin_step(batch)
         _assert_unchanged(batch, batch_copy)
         _overwrite_arrays(batch)
         ends = np.cumsum(step.num_scheduled)
@@ -290,6 +289,16 @@ class Engine:
         self.last_step = step
         if self.scenario.reconciling_mode == "at once":
             self._reconcile_step()
+
+    def _begin_step(self, batch: Batch) -> StepInputs:
+        with self.device.forbid_waits():
+            if not self.scenario.uses_graphs:
+                return self.state.begin_step(batch)
+            inputs = self.state.begin_step(batch, correct=False)
+            has_padding = self.scenario.has_padded_graphs
+            count = self.scenario.max_rows if has_padding else len(batch.rows)
+            self.device.replay(count, functools.partial(self.state.correct_inputs, count))
+            return inputs
 
     # Removal of requests from the batch, and their KV blocks.
 

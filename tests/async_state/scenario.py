@@ -172,6 +172,12 @@ class Scenario:
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
         self.neural_accuracy = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
+        # A separate generator, for the same reason.
+        graph_rng = random.Random(self.target.seed + 1)
+        self.uses_graphs = graph_rng.random() < 0.5
+        """Whether the corrections are replayed from a device graph."""
+        self.has_padded_graphs = graph_rng.random() < 0.5
+        """Whether a graph contains the corrections of all rows, not only those of the batch."""
         self.requests = list(self._draw_requests())
         self.config = replace(self._draw_config(extend), draft_on=draft_on)
 

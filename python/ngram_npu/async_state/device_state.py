@@ -163,12 +163,21 @@ class BatchViews:
 
 
 class DeviceState:
-    """Owns the device tensors, and launches the operators on the main stream."""
+    """Owns the device tensors, and launches the operators on the main stream.
+
+    The results of a step that the next step's corrections read (counts, newest tokens and drafts)
+    have one set of buffers, so that a device graph can replay the corrections. One set suffices,
+    because the main stream orders all accesses for step n as follows:
+
+    1. begin_step waits for the downloads of step n-1, which read its results.
+    2. The corrections (:meth:`correct_counts`) read the results of step n-1.
+    3. end_step overwrites them with the results of step n, and starts their downloads.
+    """
 
     def __init__(self, config: AsyncConfig, device: Device, store: NgramStore | None) -> None:
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         int32 = torch.int32
-        self._config = config
+        self._config, self._device = config, device
         self._ops: Any = torch.ops.ngram_npu
         # These tensors are indexed by slot.
         num_packed = PackedRow.NUM_ROWS * (rows + 1)
@@ -186,7 +195,8 @@ class DeviceState:
         self.positions = device.tensor((tokens,), torch.int64)
         slot_dtype = getattr(torch, config.slot_dtype)
         self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
-        # The results of the last step. In the first step, no previous position refers to a result.
+        # The results of the last step; in the first step, no previous position refers to a result.
+        # All rows are arguments of the corrections, whatever the last batch size was.
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
@@ -289,7 +299,10 @@ class DeviceState:
             self._drafting.end(self._get_packed_row(PackedRow.FREED_SLOTS, count))
 
     def correct_counts(self, views: BatchViews) -> None:
-        """Corrects the uploaded counts and completes the inputs of the forward pass."""
+        """Corrects the uploaded counts and completes the inputs of the forward pass.
+
+        The arguments of the operators depend only on the batch size of the views.
+        """
         config = self._config
         rank_arguments = {
             "cp_world": config.cp_world,
@@ -346,7 +359,7 @@ class DeviceState:
 
         This method runs before the slower lookup, because the host needs only these results.
         """
-        next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
+        results = self._ops.prepare_next_token_ids(
             sampled,
             discard=views.discard,
             token_ids=self.token_ids,
@@ -354,7 +367,17 @@ class DeviceState:
             row_indices=views.slots,
             vocab_size=self._vocab_size,
         )
+        batch = sampled.shape[0]
+        next_token_ids, num_sampled = self._next_token_ids[:batch], self._num_sampled[:batch]
+        self._device.copy(next_token_ids, results[0], "main")
+        self._device.copy(num_sampled, results[1], "main")
         return next_token_ids, num_sampled
+
+    def store_drafts(self, outputs: StepOutputs) -> StepOutputs:
+        """Copies the drafts to the buffer that the next step reads."""
+        drafts = self._draft_token_ids[: outputs.draft_token_ids.shape[0]]
+        self._device.copy(drafts, outputs.draft_token_ids, "main")
+        return replace(outputs, draft_token_ids=drafts)
 
     def propose(
         self,
@@ -399,8 +422,6 @@ class DeviceState:
             )
         else:
             drafter_batch = PaddedDrafterBatch(indices, num_rejected)
-        self._num_sampled, self._next_token_ids = num_sampled, next_token_ids
-        self._draft_token_ids = draft_token_ids
         return StepOutputs(
             next_token_ids,
             num_sampled,
@@ -435,7 +456,6 @@ class DeviceState:
             threshold=int(merge.min_accepted * ACCEPTANCE_UNIT),
             extend=merge.extend,
         )
-        self._draft_token_ids = draft_token_ids
         return replace(
             outputs,
             draft_token_ids=draft_token_ids,

@@ -97,7 +97,11 @@ class PaddedDrafterBatch:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """Results of a step on the device; all tensors are int32 unless stated otherwise."""
+    """Results of a step on the device; all tensors are int32 unless stated otherwise.
+
+    The first three tensors are views of buffers with fixed addresses; the next end_step overwrites
+    them.
+    """
 
     next_token_ids: torch.Tensor
     """[B], newest token of each request."""

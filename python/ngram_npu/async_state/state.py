@@ -214,11 +214,14 @@ class AsyncSpecState:
 
     # Steps.
 
-    def begin_step(self, batch: Batch) -> StepInputs:
+    def begin_step(self, batch: Batch, *, correct: bool = True) -> StepInputs:
         """Prepares the inputs of one forward pass on the device.
 
         Args:
             batch: The step. The arrays are only read, and may be reused after the call.
+            correct: Whether the corrections are launched. Otherwise the runner must launch them
+                before the forward pass: with :meth:`correct_inputs`, or by replaying a device graph
+                that contains them.
 
         Raises:
             ValueError: The batch is inconsistent, contradicts the state of its requests, or a
@@ -243,12 +246,15 @@ class AsyncSpecState:
                 # step may overwrite them only after they have been copied to the host.
                 self._device.wait("main", self._draft_downloads[self._last_step.number % 3].event)
             self._commit(plan)
+            if not correct:
+                self._pad_inputs(len(step.rows))
             self._upload(plan, self._pack_inputs(changes, step))
             device_state.empty_slots(len(changes.freed))
             if device_state.host is not None:
                 device_state.host.announce_requests(changes)
             views = device_state.get_views(len(step.rows))
-            device_state.correct_counts(views)
+            if correct:
+                device_state.correct_counts(views)
             self._begun_step = step
             self._step_count += 1
         ends = step.query_start_loc[1:]
@@ -267,6 +273,31 @@ class AsyncSpecState:
             cu_num_scheduled_drafts=views.cu_num_drafts,
             draft_spans=np.array((ends - step.num_scheduled_drafts, ends)).T,
         )
+
+    def correct_inputs(self, num_requests: int) -> None:
+        """Launches the corrections of a step that has begun with ``correct=False``.
+
+        The launches depend only on `num_requests`, read and write only tensors that this object
+        owns, and allocate nothing. A device graph may therefore contain them, followed by the
+        forward pass. Each step must run them exactly once. To warm up or capture a graph, call the
+        method before the first request enters.
+
+        Args:
+            num_requests: The step's number of requests or more, up to `max_rows`. The additional
+                requests have no tokens.
+
+        Raises:
+            ValueError: `num_requests` is out of range.
+            RuntimeError: A device call has failed.
+        """
+        self._require_usable("correct_inputs")
+        if not is_integer(num_requests) or not 0 <= num_requests <= self.config.max_rows:
+            raise ValueError(
+                f"correct_inputs: num_requests: expected 0 to {self.config.max_rows}, "
+                f"got {num_requests!r}"
+            )
+        with self._record_failure():
+            self._device_state.correct_counts(self._device_state.get_views(num_requests))
 
     def _plan(
         self,
@@ -303,6 +334,11 @@ class AsyncSpecState:
         if len(slots):
             cells += upload.make_length_writes(slots, self._host_state.exact_tokens[slots])
         upload.send(plan.step.number, plan.rows, cells, fixed)
+
+    def _pad_inputs(self, batch: int) -> None:
+        """Describes requests without tokens, slot or result of the last step, from `batch` on."""
+        self._packed[PackedRow.SLOTS : PackedRow.CU_NUM_DRAFTS, batch:] = 0
+        self._packed[PackedRow.PREVIOUS_POSITIONS, batch:] = -1
 
     def _pack_inputs(self, changes: RowChanges, step: Step) -> list[Int32Array]:
         batch, freed, packed = len(step.rows), changes.freed, self._packed
@@ -364,6 +400,7 @@ class AsyncSpecState:
             )
             if draft is not None:
                 outputs = device_state.merge(outputs, draft(outputs), views)
+            outputs = device_state.store_drafts(outputs)
             results = (outputs.num_draft_tokens, outputs.draft_token_ids, outputs.draft_source)
             sources = [result for result in results if result is not None]
             self._draft_downloads[step.number % 3].start(sources)
