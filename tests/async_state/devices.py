@@ -264,6 +264,8 @@ class LateTensor(torch.Tensor):
             values = (*arguments, *(keywords or {}).values())
             owner = next(value.owner for value in values if isinstance(value, LateTensor))
             return _launch_operator(owner, name, function, arguments, keywords or {})
+        if function is torch.ops.aten.add.out:
+            return _launch_add(function, arguments, **(keywords or {}))
         if name in _COPIES:
             return _launch_torch_operator(function, arguments, keywords or {})
         if name in _ALIASES:
@@ -293,6 +295,14 @@ for _name in (
 def get_value(value: Any) -> Any:
     """Returns the tensor inside a LateTensor, for work that runs on the device."""
     return value.inner if isinstance(value, LateTensor) else value
+
+
+def _launch_add(function: Any, arguments: tuple[Any, ...], out: LateTensor) -> LateTensor:
+    """Launches ``torch.add(*arguments, out=out)``."""
+    values, target = [*map(get_value, arguments)], get_value(out)
+    addresses = [*map(_get_address, (*arguments, out))]
+    out.owner.launch(lambda: function(*values, out=target), signature=("add", addresses))
+    return out
 
 
 def _launch_torch_operator(function: Any, arguments: tuple[Any, ...], keywords: Any) -> LateTensor:

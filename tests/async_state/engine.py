@@ -460,7 +460,14 @@ def _shuffle_copy(rng: Any, values: list[Any]) -> list[Any]:
 def _make_admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
     tokens = np.array(request.tokens, np.int32)
-    return Admission(request.row, tokens, blocks, request.upper_computed)
+    return Admission(
+        request.row,
+        tokens,
+        blocks,
+        request.upper_computed,
+        rope_positions=None if request.rope.prompt is None else np.array(request.rope.prompt),
+        rope_delta=request.rope.delta,
+    )
 
 
 def _to_int32(values: Any) -> np.ndarray[Any, Any]:
@@ -476,6 +483,7 @@ def _collect_arrays(batch: Batch) -> list[Any]:
         batch.removed,
         batch.moves,
         *(a.token_ids for a in admissions),
+        *(a.rope_positions for a in admissions if a.rope_positions is not None),
         *(blocks for a in admissions for blocks in a.block_ids),
         *(array for g in batch.new_blocks for array in (g.rows, g.block_ids)),
     ]

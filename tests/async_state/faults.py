@@ -15,6 +15,7 @@ from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.async_state.device import Download
 from ngram_npu.async_state.device_state import DeviceState
 from ngram_npu.async_state.host_state import HostState
+from ngram_npu.async_state.rope import RopeOffsets
 from ngram_npu.async_state.upload import PackedUpload
 
 Fault = Callable[[], Any]
@@ -120,6 +121,13 @@ def _use_new_address(original: Any, self: DeviceState, outputs: Any) -> Any:
     return original(self, outputs)
 
 
+def _shift_rope(original: Any, self: RopeOffsets, step: Any) -> Any:
+    offsets = original(self, step)
+    has_drafts = (step.num_scheduled_drafts > 0).repeat(step.num_scheduled_tokens)
+    self._buffer[:, : step.num_step_tokens] += has_drafts
+    return offsets
+
+
 def _ignore_generations(
     original: Any, self: HostState, step: Any, counts: Any, sampled: Any
 ) -> Any:
@@ -165,6 +173,7 @@ FAULTS: dict[str, Fault] = {
     "drafts of the step before": lambda: mock.patch.object(
         DeviceState, "store_drafts", lambda self, outputs: outputs
     ),
+    "rotary positions drift by one": patch_call(RopeOffsets, "collect", _shift_rope),
     "drafts at a new address": patch_call(DeviceState, "store_drafts", _use_new_address),
     "results of the slot's previous request": patch_call(
         HostState, "reconcile", _ignore_generations

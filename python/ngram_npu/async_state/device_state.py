@@ -181,11 +181,14 @@ class DeviceState:
         self._ops: Any = torch.ops.ngram_npu
         # These tensors are indexed by slot.
         num_packed = PackedRow.NUM_ROWS * (rows + 1)
-        self.upload = make_upload(device, config, num_packed + tokens)
+        dims = config.position_dims if config.position_dims > 1 else 0
+        end = num_packed + dims * tokens
+        self.upload = make_upload(device, config, end + tokens)
         self.token_ids, self.num_tokens = self.upload.token_ids, self.upload.num_tokens
         self.block_tables = self.upload.block_tables
         # These tensors are indexed by batch position, or by token of the step.
-        self.input_ids = self.upload.fixed[num_packed:]
+        self._rope_offsets = self.upload.fixed[num_packed:end].view(-1, tokens)
+        self.input_ids = self.upload.fixed[end:]
         self.query_start_loc = self._get_packed_row(PackedRow.QUERY_START_LOC, rows + 1)
         self._previous_drafts = self._get_packed_row(PackedRow.PREVIOUS_NUM_DRAFTS, rows)
         self._accepted = self._get_packed_row(PackedRow.NUM_ACCEPTED, rows)
@@ -193,6 +196,7 @@ class DeviceState:
         self.discard = device.tensor((rows,), torch.bool)
         self.seq_lens = device.tensor((rows,), int32)
         self.positions = device.tensor((tokens,), torch.int64)
+        self.rope_positions = device.tensor((dims, tokens), torch.int64) if dims else None
         slot_dtype = getattr(torch, config.slot_dtype)
         self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
         # The results of the last step; in the first step, no previous position refers to a result.
@@ -342,6 +346,8 @@ class DeviceState:
                 blocks_per_kv_block=group.blocks_per_kv_block,
                 **rank_arguments,
             )
+        if self.rope_positions is not None:
+            torch.add(self.positions, self._rope_offsets, out=self.rope_positions)
         self._ops.prepare_input_ids_(
             self.input_ids,
             query_start_loc=views.query_start_loc,

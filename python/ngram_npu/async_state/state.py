@@ -27,6 +27,7 @@ from ngram_npu.async_state.results import (
     StepInputs,
     StepOutputs,
 )
+from ngram_npu.async_state.rope import RopeOffsets
 from ngram_npu.async_state.upload import NO_ROWS, Int32Array, Rows
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore
@@ -38,6 +39,7 @@ class _Plan(NamedTuple):
     changes: RowChanges
     step: Step
     block_changes: list[BlockChanges]
+    rope_offsets: list[Int32Array]
     rows: Rows
     """Chunks of the admitted requests' tokens and blocks."""
 
@@ -93,7 +95,7 @@ class AsyncSpecState:
         check_store(store, config, self._device)
         self._device_state = DeviceState(config, self._device, store)
         rows, k = config.max_rows, config.ngram.k
-        self._host_state, self._block_tables = self._make_host_state()
+        self._host_state, self._block_tables, self._rope = self._make_host_state()
         self._packed = np.zeros((PackedRow.NUM_ROWS, rows + 1), np.int32)
         self._scopes = self._packed[PackedRow.SCOPES : PackedRow.SLOTS].reshape(-1).view(np.int64)
         # The counts of step n are read before step n+2 begins, so two buffers suffice. The drafts
@@ -107,13 +109,14 @@ class AsyncSpecState:
         self._last_step: Step | None = None
         self._failure: BaseException | None = None
 
-    def _make_host_state(self) -> tuple[HostState, list[BlockTable]]:
+    def _make_host_state(self) -> tuple[HostState, list[BlockTable], RopeOffsets]:
         config = self.config
         host_state = HostState(
             config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
         )
         first = self._device_state.upload.first_blocks
-        return host_state, [BlockTable(config, i, first[i]) for i in range(len(first))]
+        tables = [BlockTable(config, i, first[i]) for i in range(len(first))]
+        return host_state, tables, RopeOffsets(config)
 
     # The exact state on the device, indexed by slot, for use in work on the main stream:
 
@@ -236,9 +239,8 @@ class AsyncSpecState:
             raise RuntimeError(
                 f"begin_step: step {self._pending_steps[0].number} must be reconciled first"
             )
-        plan = self._plan(
-            "begin_step", batch, self._step_count, self._host_state, self._block_tables
-        )
+        host = self._host_state, self._block_tables, self._rope
+        plan = self._plan("begin_step", batch, self._step_count, *host)
         changes, step, device_state = plan.changes, plan.step, self._device_state
         with self._record_failure():
             if self._last_step is not None:
@@ -262,6 +264,7 @@ class AsyncSpecState:
             num_step_tokens=step.num_step_tokens,
             input_ids=device_state.input_ids,
             positions=device_state.positions,
+            rope_positions=device_state.rope_positions,
             slot_mappings=device_state.slot_mappings,
             query_start_loc=device_state.query_start_loc,
             seq_lens=device_state.seq_lens,
@@ -306,20 +309,22 @@ class AsyncSpecState:
         number: int,
         host_state: HostState,
         tables: list[BlockTable],
+        rope: RopeOffsets,
     ) -> _Plan:
-        """Returns the batch's changes to rows, lengths and blocks; changes nothing."""
+        """Returns the batch's changes to the host state; changes nothing."""
         try:
             check_types(batch, len(tables))
             changes = host_state.plan_rows(batch)
             step = host_state.plan_step(batch, changes, number)
             block_changes = [table.plan(batch, changes, step) for table in tables]
+            rope_offsets = rope.plan(changes)
             rows = NO_ROWS
             if changes.admissions:
                 tokens = changes.token_ids, np.zeros(len(changes.admissions), np.int64)
                 blocks = [table.admitted for table in block_changes]
                 rows = self._device_state.upload.pack_rows(changes.admitted, [tokens, *blocks])
                 check_block_ids(rows.min_block_id, "new/resumed")
-            return _Plan(changes, step, block_changes, rows)
+            return _Plan(changes, step, block_changes, rope_offsets, rows)
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
 
@@ -327,6 +332,7 @@ class AsyncSpecState:
         self._host_state.commit(plan.changes, plan.step, plan.rows)
         for table, changes in zip(self._block_tables, plan.block_changes, strict=True):
             table.commit(changes)
+        self._rope.commit(plan.changes, plan.rope_offsets)
 
     def _upload(self, plan: _Plan, fixed: list[Int32Array]) -> None:
         upload, slots = self._device_state.upload, plan.changes.admitted
@@ -356,8 +362,9 @@ class AsyncSpecState:
         packed[PackedRow.QUERY_START_LOC, : batch + 1] = step.query_start_loc
         packed[PackedRow.QUERY_START_LOC, batch + 1 :] = step.num_step_tokens
         packed[PackedRow.FREED_SLOTS, : len(freed)] = freed
+        fixed = [packed.reshape(-1), self._rope.collect(step)]
         known = self._host_state.collect_known_input_ids(step)
-        return [packed.reshape(-1)] if known is None else [packed.reshape(-1), known]
+        return fixed if known is None else [*fixed, known]
 
     def end_step(
         self, sampled_token_ids: torch.Tensor, draft: NeuralDrafter | None = None
@@ -499,18 +506,13 @@ class AsyncSpecState:
         except ValueError as error:
             raise ValueError(f"rebuild: {error}") from None
         no_rows = np.zeros(0, np.int32)
-        host_state, tables = self._make_host_state()
+        host = self._make_host_state()
         # The plan gets the number of the last step, because a rebuild is no step.
-        plan = self._plan(
-            "rebuild",
-            Batch(no_rows, no_rows, no_rows, new=requests),
-            self._step_count - 1,
-            host_state,
-            tables,
-        )
+        batch = Batch(no_rows, no_rows, no_rows, new=requests)
+        plan = self._plan("rebuild", batch, self._step_count - 1, *host)
         with self._record_failure():
             self._wait_for_device()  # copies in flight may use the staging buffers
-            self._host_state, self._block_tables = host_state, tables
+            self._host_state, self._block_tables, self._rope = host
             self._begun_step, self._last_step = None, None
             self._pending_steps.clear()
             self._device_state.clear(self._device)
