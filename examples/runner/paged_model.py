@@ -164,6 +164,13 @@ def paged_attention(
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
+def count_position_dims(model: PreTrainedModel) -> int:
+    """Returns the number of dimensions of rotary positions: 3 with M-RoPE, otherwise 1."""
+    config = model.config.get_text_config()
+    options = (getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling"))
+    return 3 if any("mrope_section" in values for values in options) else 1
+
+
 class PagedModel:
     """Runs a model on the flat tokens of a step."""
 
@@ -199,9 +206,10 @@ class PagedModel:
             self.cache, inputs, block_table, self.block_size, num_tokens, upper_seq_lens
         )
         num_step_tokens = inputs.num_step_tokens
+        positions = inputs.positions if inputs.rope_positions is None else inputs.rope_positions
         logits: torch.Tensor = self.model(
             input_ids=inputs.input_ids[None, :num_step_tokens],
-            position_ids=inputs.positions[None, :num_step_tokens],
+            position_ids=positions[..., None, :num_step_tokens],
             use_cache=False,
             logits_to_keep=logit_indices,
             paged_step=step,

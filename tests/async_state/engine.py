@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
+from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled, StepInputs
 
 from async_state.devices import DeviceError, get_value
 from async_state.scenario import Request, Scenario
@@ -255,8 +255,7 @@ class Engine:
             previous_positions=previous_positions,
         )
         batch_copy = copy.deepcopy(batch)
-        with self.device.forbid_waits():
-            inputs = self.state.begin_step(batch)
+        inputs = self._begin_step(batch)
         _assert_unchanged(batch, batch_copy)
         _overwrite_arrays(batch)
         ends = np.cumsum(step.num_scheduled)
@@ -290,6 +289,16 @@ class Engine:
         self.last_step = step
         if self.scenario.reconciling_mode == "at once":
             self._reconcile_step()
+
+    def _begin_step(self, batch: Batch) -> StepInputs:
+        with self.device.forbid_waits():
+            if not self.scenario.uses_graphs:
+                return self.state.begin_step(batch)
+            inputs = self.state.begin_step(batch, correct=False)
+            has_padding = self.scenario.has_padded_graphs
+            count = self.scenario.max_rows if has_padding else len(batch.rows)
+            self.device.replay(count, functools.partial(self.state.correct_inputs, count))
+            return inputs
 
     # Removal of requests from the batch, and their KV blocks.
 
@@ -451,7 +460,14 @@ def _shuffle_copy(rng: Any, values: list[Any]) -> list[Any]:
 def _make_admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
     tokens = np.array(request.tokens, np.int32)
-    return Admission(request.row, tokens, blocks, request.upper_computed)
+    return Admission(
+        request.row,
+        tokens,
+        blocks,
+        request.upper_computed,
+        rope_positions=None if request.rope.prompt is None else np.array(request.rope.prompt),
+        rope_delta=request.rope.delta,
+    )
 
 
 def _to_int32(values: Any) -> np.ndarray[Any, Any]:
@@ -467,6 +483,7 @@ def _collect_arrays(batch: Batch) -> list[Any]:
         batch.removed,
         batch.moves,
         *(a.token_ids for a in admissions),
+        *(a.rope_positions for a in admissions if a.rope_positions is not None),
         *(blocks for a in admissions for blocks in a.block_ids),
         *(array for g in batch.new_blocks for array in (g.rows, g.block_ids)),
     ]

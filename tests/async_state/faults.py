@@ -10,10 +10,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.async_state.device import Download
 from ngram_npu.async_state.device_state import DeviceState
 from ngram_npu.async_state.host_state import HostState
+from ngram_npu.async_state.rope import RopeOffsets
 from ngram_npu.async_state.upload import PackedUpload
 
 Fault = Callable[[], Any]
@@ -114,12 +116,16 @@ def _share_staging_buffer(state: AsyncSpecState) -> None:
         upload._staging[1] = upload._staging[0]
 
 
-def _keep_old_drafts(original: Any, self: DeviceState, *arguments: Any) -> Any:
-    old_drafts = self._draft_token_ids
-    outputs = original(self, *arguments)
-    if old_drafts.shape == self._draft_token_ids.shape:
-        self._draft_token_ids = old_drafts
-    return outputs
+def _use_new_address(original: Any, self: DeviceState, outputs: Any) -> Any:
+    self._draft_token_ids = self._device.tensor(self._draft_token_ids.shape, torch.int32)
+    return original(self, outputs)
+
+
+def _shift_rope(original: Any, self: RopeOffsets, step: Any) -> Any:
+    offsets = original(self, step)
+    has_drafts = (step.num_scheduled_drafts > 0).repeat(step.num_scheduled_tokens)
+    self._buffer[:, : step.num_step_tokens] += has_drafts
+    return offsets
 
 
 def _ignore_generations(
@@ -129,8 +135,8 @@ def _ignore_generations(
         return original(self, replace(step, generation=0 * step.generation), counts, sampled)
 
 
-def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
-    inputs = original(self, batch)
+def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any, **options: Any) -> Any:
+    inputs = original(self, batch, **options)
     batch.num_scheduled_drafts[:] = 0
     return inputs
 
@@ -138,10 +144,10 @@ def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
 # Waits of the host.
 
 
-def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any) -> Any:
+def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any, **options: Any) -> Any:
     if self._last_step is not None:
         self._count_downloads[self._last_step.number % 2].finish()
-    return original(self, batch)
+    return original(self, batch, **options)
 
 
 def _read_in_end_step(original: Any, self: AsyncSpecState, sampled: Any, *draft: Any) -> Any:
@@ -164,7 +170,11 @@ FAULTS: dict[str, Fault] = {
     "counts of two steps share a buffer": _share_downloads("_count_downloads", 1),
     "drafts of three steps share two buffers": _share_downloads("_draft_downloads", 2),
     "uploads of two steps share a staging buffer": _change_init(_share_staging_buffer),
-    "drafts of the step before": patch_call(DeviceState, "propose", _keep_old_drafts),
+    "drafts of the step before": lambda: mock.patch.object(
+        DeviceState, "store_drafts", lambda self, outputs: outputs
+    ),
+    "rotary positions drift by one": patch_call(RopeOffsets, "collect", _shift_rope),
+    "drafts at a new address": patch_call(DeviceState, "store_drafts", _use_new_address),
     "results of the slot's previous request": patch_call(
         HostState, "reconcile", _ignore_generations
     ),

@@ -24,8 +24,11 @@ WRONG_TOKEN = VOCAB_SIZE
 _MASK = (1 << 64) - 1
 
 
-def _mix_kv_value(token: int, position: int, context: int, group: int) -> int:
-    mixed = (token * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + group) & _MASK
+def _mix_kv_value(token: int, positions: Sequence[int], context: int, group: int) -> int:
+    mixed = 0
+    for position in positions:
+        mixed = mixed * 0xA0761D6478BD642F + position * 0xC2B2AE3D27D4EB4F
+    mixed = (token * 0x9E3779B97F4A7C15 + mixed + group) & _MASK
     mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 + context * 0x94D049BB133111EB) & _MASK
     return mixed ^ (mixed >> 32)
 
@@ -35,13 +38,30 @@ def _compute_weight(position: int) -> int:
 
 
 @dataclass
+class Rope:
+    """The rotary positions of a request, in each of D dimensions."""
+
+    dims: int
+    prompt: Any = None
+    """[D,L], the positions of the first L tokens, if any."""
+    delta: int = 0
+    """Position minus index of all later tokens."""
+
+    def get_positions(self, index: int) -> list[int]:
+        if self.prompt is not None and index < self.prompt.shape[1]:
+            return [int(position) for position in self.prompt[:, index]]
+        return [index + self.delta] * self.dims
+
+
+@dataclass
 class Target:
     """The target model, with a KV cache of `num_slots[g]` slots for each KV group g.
 
     Its next token depends on every token, position and KV slot of the context. The value stored for
-    a token mixes the token, its position and the hash of all earlier tokens. The hash at a token is
-    the sum of the values read through the block table. The model knows the hashes of all correct
-    contexts and predicts WRONG_TOKEN for any other, so every error gives a wrong token at once.
+    a token mixes the token, its rotary positions and the hash of all earlier tokens. The hash at a
+    token is the sum of the values read through the block table. The model knows the hashes of all
+    correct contexts and predicts WRONG_TOKEN for any other, so every error gives a wrong token at
+    once.
     """
 
     num_slots: Sequence[int]
@@ -54,7 +74,12 @@ class Target:
         self.kv = [[rng.getrandbits(64) for _ in range(count)] for count in self.num_slots]
 
     def decode(
-        self, prompt: Sequence[int], length: int, period: int, repeat_probability: float
+        self,
+        prompt: Sequence[int],
+        rope: Rope,
+        length: int,
+        period: int,
+        repeat_probability: float,
     ) -> list[int]:
         """Decodes one request greedily, one token at a time, and records its contexts. Returns the
         expected text of the request, in which some tokens equal those `period` positions before."""
@@ -63,7 +88,8 @@ class Target:
         for position in range(length):
             earlier_context = context
             for group in range(len(self.num_slots)):
-                value = _mix_kv_value(tokens[position], position, earlier_context, group)
+                positions = rope.get_positions(position)
+                value = _mix_kv_value(tokens[position], positions, earlier_context, group)
                 context = (context + value * _compute_weight(position)) & _MASK
             if position < len(tokens) - 1:
                 # Inside the prompt, the prediction is not used, but must be deterministic.
@@ -74,8 +100,10 @@ class Target:
             tokens.append(self.next_token.setdefault(context, token))
         return tokens[:length]
 
-    def store(self, group: int, slot: int, token: int, position: int, context: int) -> None:
-        self.kv[group][slot] = _mix_kv_value(token, position, context, group)
+    def store(
+        self, group: int, slot: int, token: int, positions: Sequence[int], context: int
+    ) -> None:
+        self.kv[group][slot] = _mix_kv_value(token, positions, context, group)
 
     def attend(self, slots: Sequence[Sequence[int]], context: int, first: int) -> int:
         """Returns the hash of `context` with more tokens: those whose values are in `slots[g]` for
@@ -97,6 +125,7 @@ class Request:
 
     uid: int
     prompt: list[int]
+    rope: Rope
     decoded_tokens: list[int]
     """Prompt and output of plain decoding, up to the capacity of a row."""
     expected_tokens: list[int]
@@ -172,6 +201,13 @@ class Scenario:
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
         self.neural_accuracy = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
+        # A separate generator, for the same reason.
+        option_rng = random.Random(self.target.seed + 1)
+        self.uses_graphs = option_rng.random() < 0.5
+        """Whether the corrections are replayed from a device graph."""
+        self.has_padded_graphs = option_rng.random() < 0.5
+        """Whether a graph contains the corrections of all rows, not only those of the batch."""
+        self.position_dims = option_rng.choice((1, 3))
         self.requests = list(self._draw_requests())
         self.config = replace(self._draw_config(extend), draft_on=draft_on)
 
@@ -184,14 +220,24 @@ class Scenario:
                 prompt = prompt[: rng.randint(1, 6)]
             length = rng.randint(len(prompt) + 1, self.capacity)
             period = rng.randint(1, 4)
-            decoded = self.target.decode(prompt, self.capacity, period, repeat_probability)
+            rope = self._draw_rope(uid, len(prompt))
+            decoded = self.target.decode(prompt, rope, self.capacity, period, repeat_probability)
             expected = decoded[:length]
             stop = rng.choice((None, None, rng.randrange(VOCAB_SIZE)))
             for n in range(len(prompt), length):
                 if expected[n] == stop:
                     expected = expected[: n + 1]
                     break
-            yield Request(uid, prompt, decoded, expected, rng.choice((0, 0, rng.randint(0, 12))))
+            arrival_step = rng.choice((0, 0, rng.randint(0, 12)))
+            yield Request(uid, prompt, rope, decoded, expected, arrival_step)
+
+    def _draw_rope(self, uid: int, length: int) -> Rope:
+        """Returns the positions of a text, or of a prompt with images."""
+        rng = np.random.default_rng((self.target.seed, uid))
+        if self.position_dims == 1 or rng.random() < 0.3:
+            return Rope(self.position_dims)
+        shape = self.position_dims, rng.integers(1, length + 1)
+        return Rope(self.position_dims, rng.integers(0, 50, shape), int(rng.integers(-9, 10)))
 
     def _draw_sizes(self) -> dict[str, Any]:
         if self.ladder:
@@ -237,6 +283,7 @@ class Scenario:
             engine=self.engine,
             disable_padded_drafter_batch=self.unpadded,
             slot_dtype=self.rng.choice(("int32", "int64")),
+            position_dims=self.position_dims,
         )
 
     def make_state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:

@@ -95,6 +95,11 @@ class SimulatedModel:
         tables = [get_value(table) for table in self.state.block_tables]
         names = ("input_ids", "positions", "query_start_loc", "seq_lens", "discard")
         values = {name: get_value(getattr(inputs, name)) for name in names}
+        rope_positions = inputs.rope_positions
+        if rope_positions is None:
+            rope = get_value(inputs.positions)[None]
+        else:
+            rope = get_value(rope_positions)
         slot_indices = get_value(inputs.slot_indices)
         mappings = [get_value(mapping) for mapping in inputs.slot_mappings]
         computed = get_value(inputs.num_computed_tokens)
@@ -105,6 +110,7 @@ class SimulatedModel:
         def run_forward() -> None:
             ids = values["input_ids"][:num_tokens].tolist()
             positions = values["positions"][:num_tokens].tolist()
+            rotary = rope[:, :num_tokens].T.tolist()
             starts = values["query_start_loc"].tolist()
             lengths = values["seq_lens"].tolist()
             slots = [mapping.tolist() for mapping in mappings]
@@ -134,7 +140,7 @@ class SimulatedModel:
                     position = first + n - begin
                     for g, mapping in enumerate(slots):
                         if 0 <= mapping[n] < self.target.num_slots[g]:
-                            self.target.store(g, mapping[n], ids[n], positions[n], context)
+                            self.target.store(g, mapping[n], ids[n], rotary[n], context)
                     slots_of_token = [s[position : position + 1] for s in kv_slots]
                     context = self.target.attend(slots_of_token, context, position)
                     step.contexts.append(context)

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -224,7 +225,7 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline void __builtin_assume(bool) {}
 inline bool __isGlobal(const void*) { return true; }
 
-// Functions for host code. A launch is complete when cudaLaunchKernelEx() returns.
+// Functions for host code. Unless launches are captured, a launch is complete when cudaLaunchKernelEx() returns.
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -250,6 +251,9 @@ namespace twin {
 // Calls run_thread(argument) once for each thread of the grid.
 cudaError_t launch(const cudaLaunchConfig_t& config, void (*run_thread)(void*), void* argument);
 
+// Calls `run`, which launches a kernel, or adds it to the graph that is being captured.
+cudaError_t run_or_capture(std::function<cudaError_t()> run);
+
 }  // namespace twin
 
 cudaError_t cudaGetLastError();                     // returns the last error and clears it
@@ -261,8 +265,10 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  auto call_kernel = [&, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+  auto call_kernel = [kernel, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
     std::apply(kernel, values);  // copies the values for each thread
   };
-  return twin::launch(*config, [](void* call) { (*static_cast<decltype(call_kernel)*>(call))(); }, &call_kernel);
+  return twin::run_or_capture([config = *config, call_kernel]() mutable {
+    return twin::launch(config, [](void* call) { (*static_cast<decltype(call_kernel)*>(call))(); }, &call_kernel);
+  });
 }
