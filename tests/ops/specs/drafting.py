@@ -18,6 +18,7 @@ from .inputs import (
     HOSTILE_INT32,
     INT32_MAX,
     LARGE_BATCHES,
+    LONG_CAPACITY,
     ONE_REQUEST_CAPACITIES,
     PIECE_ENDS,
     POLICIES,
@@ -94,7 +95,7 @@ def _make_proposals(rng: np.random.Generator) -> Iterator[Sample]:
         args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
         yield Sample(f"tile-edges-{policy}", args)
         for row_lengths in FEW_LONG_ROWS:
-            rows = in_buffer(make_copy_rows(rng, row_lengths, 12303, 2 * i), before=1)
+            rows = in_buffer(make_copy_rows(rng, row_lengths, LONG_CAPACITY, 2 * i), before=1)
             args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
             yield Sample(f"few-long-{len(row_lengths)}-{policy}", args)
     for capacity in ONE_REQUEST_CAPACITIES:
@@ -286,7 +287,7 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
         tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, workspace if i % 2 else None)
         yield Sample(f"tile-edges-{policy}", (*head, *tail))
         for new_lengths in FEW_LONG_ROWS:
-            new_rows = make_copy_rows(rng, new_lengths, 12303, 2 * i)
+            new_rows = make_copy_rows(rng, new_lengths, LONG_CAPACITY, 2 * i)
             last_tokens = [row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)]
             lengths = in_buffer([n - 3 for n in new_lengths])
             sampled = in_buffer(np.stack(last_tokens))
