@@ -29,11 +29,12 @@ NGRAM_FN RequestRow assigned_row(const NgramProposeParams& p, int64_t i) {
   if (!p.token_ids.has(row)) return {-1, 0};
   return {row, p.num_tokens[row]};
 }
-NGRAM_FN bool gets_no_draft(const NgramProposeParams& p, int64_t i) {
-  return p.num_sampled != nullptr && p.num_sampled[i] <= 0;
+// A request gets a draft only if this number is positive.
+NGRAM_FN int32_t num_new_tokens(const NgramProposeParams& p, int64_t i) {
+  return p.num_sampled != nullptr ? p.num_sampled[i] : 1;
 }
 NGRAM_FN RequestRow request_row(const NgramProposeParams& p, int64_t i) {
-  if (gets_no_draft(p, i)) return {-1, 0};
+  if (num_new_tokens(p, i) <= 0) return {-1, 0};
   return assigned_row(p, i);
 }
 

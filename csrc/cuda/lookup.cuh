@@ -10,12 +10,12 @@ namespace ngram_npu::cuda {
 constexpr int32_t kVectorTokens = 4;   // 16 bytes: one load
 constexpr int32_t kThreadVectors = 8;  // vectors of a share that a thread loads at once
 constexpr int32_t kThreadTokens = kThreadVectors * kVectorTokens;
-constexpr int32_t kHaloVectors = 16;        // before a share, because a match may begin there
+constexpr int32_t kHaloTokens = kMaxNgram;  // before a share, because a match may begin there
 constexpr int32_t kMinLookupThreads = 96;   // one per draft token and one per edge of a share
 constexpr int32_t kMaxLookupThreads = 512;  // of a block that reads a whole row
 constexpr int32_t kLongRowThreads = 256;    // of the blocks of longer rows, so that several are resident
 constexpr int32_t kMaxSharesPerBlock = 4;   // more blocks than are resident are faster than a longer loop
-static_assert(kHaloVectors * kVectorTokens >= kMaxNgram && kMinLookupThreads >= kMaxNgram);
+static_assert(kHaloTokens % kVectorTokens == 0 && kMinLookupThreads >= kHaloTokens);
 static_assert(kMinLookupThreads >= kMaxSampledWidth + 2 * (kVectorTokens - 1));
 // Minimum number of blocks per multiprocessor, which limits a thread to 64 registers. For PTX the minimum is one less,
 // because the driver allocates its registers. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as PTX.
@@ -94,13 +94,12 @@ struct LookupBlock {
 class ShareSearch {
  public:
   // All members depend only on the tokens, so the loads start before the suffix is read.
-  __device__ ShareSearch(const RowTokens& tokens, const LookupOptions& options, LookupBlock& block)
-      : tokens_(tokens), options_(options), block_(block), num_ends_(larger(tokens.length - 1, 0)) {
-    const auto misalignment = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens.row) / sizeof(int32_t));
-    const int32_t num_ends_in_row = smaller(tokens.num_in_row, num_ends_);
+  __device__ ShareSearch(const LookupOptions& options, LookupBlock& block)
+      : tokens_(block.tokens), options_(options), block_(block), num_ends_(larger(tokens_.length - 1, 0)) {
+    const auto misalignment = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens_.row) / sizeof(int32_t));
+    const int32_t num_ends_in_row = smaller(tokens_.num_in_row, num_ends_);
     head_ = smaller(num_ends_in_row, -misalignment & (kVectorTokens - 1));
     num_vectors_ = (num_ends_in_row - head_) / kVectorTokens;
-    vectors_ = reinterpret_cast<const int4*>(tokens.row + head_);
   }
 
   // At least 1, even if there is nothing to search.
@@ -116,9 +115,6 @@ class ShareSearch {
     const int32_t stop = num_shares();
     const auto share_at = [&](int32_t n) { return is_latest() ? stop - 1 - n : n; };
     if (first < stop) load(share_at(first));
-    if (thread() < smaller<int32_t>(static_cast<int32_t>(options_.max_n), tokens_.length)) {
-      block_.suffix[thread()] = tokens_[tokens_.length - 1 - thread()];
-    }
     load_other_data();
     if (first >= stop) __syncthreads();
     for (int32_t n = first; n < stop; n += step) {
@@ -141,48 +137,50 @@ class ShareSearch {
   __device__ static int32_t vector_of(int32_t share, int32_t u) {
     return share * share_vectors() + u * static_cast<int32_t>(blockDim.x) + thread();
   }
-  __device__ bool has_halo_vector(int32_t share) const {
-    return share > 0 && thread() < kHaloVectors && halo_vector_of(share) < num_vectors_;
-  }
-  __device__ static int32_t halo_vector_of(int32_t share) { return share * share_vectors() - kHaloVectors + thread(); }
+  // The first position of a share that is not part of the head.
+  __device__ int32_t begin_of(int32_t share) const { return head_ + share * share_vectors() * kVectorTokens; }
 
   // The token at a position of the share or its halo, in shared memory.
   __device__ int32_t& token(int32_t share, int32_t position) const {
-    const int32_t first = head_ + (share * share_vectors() - kHaloVectors) * kVectorTokens;
-    return reinterpret_cast<int32_t*>(dynamic_shared_memory)[position - first];
+    return reinterpret_cast<int32_t*>(dynamic_shared_memory)[kHaloTokens + position - begin_of(share)];
   }
-  __device__ int4& vector(int32_t share, int32_t v) const {
-    return dynamic_shared_memory[kHaloVectors + v - share * share_vectors()];
-  }
+  // This thread's vectors of a share are u * blockDim.x vectors after the first one.
+  __device__ int4* first_vector() const { return dynamic_shared_memory + kHaloTokens / kVectorTokens + thread(); }
 
   // Instead of a vector beyond the row's last vector, the last vector is read again.
   __device__ void load(int32_t share) {
+    const int4* const vectors = reinterpret_cast<const int4*>(tokens_.row + head_);
 #pragma unroll
     for (int32_t u = 0; u < kThreadVectors && num_vectors_ > 0; ++u) {
-      data_[u] = __ldcs(vectors_ + smaller(vector_of(share, u), num_vectors_ - 1));
+      data_[u] = __ldcs(vectors + smaller(vector_of(share, u), num_vectors_ - 1));
     }
-    if (has_halo_vector(share)) halo_ = __ldcs(vectors_ + halo_vector_of(share));
+    if (halo_of(share) >= 0) halo_token_ = tokens_[halo_of(share)];
     if (edge_of(share) >= 0) edge_token_ = tokens_[edge_of(share)];
   }
 
   __device__ void copy_to_shared_memory(int32_t share) const {
+    int4* const staged_vectors = first_vector();
 #pragma unroll
     for (int32_t u = 0; u < kThreadVectors; ++u) {
-      if (vector_of(share, u) < num_vectors_) vector(share, vector_of(share, u)) = data_[u];
+      if (vector_of(share, u) < num_vectors_) staged_vectors[u * blockDim.x] = data_[u];
     }
-    if (has_halo_vector(share)) vector(share, halo_vector_of(share)) = halo_;
+    if (halo_of(share) >= 0) token(share, halo_of(share)) = halo_token_;
     if (edge_of(share) >= 0) token(share, edge_of(share)) = edge_token_;
   }
 
-  // This thread's edge of a share or of the halo before it, or -1.
+  // This thread's position in the halo of a share, or -1.
+  __device__ int32_t halo_of(int32_t share) const {
+    const int32_t position = begin_of(share) - kHaloTokens + thread();
+    return share > 0 && thread() < kHaloTokens && position < num_ends_ ? position : -1;
+  }
+
+  // This thread's edge of a share, or -1.
   __device__ int32_t edge_of(int32_t share) const {
     const int32_t head = share == 0 ? head_ : 0;
-    const int32_t halo = share == 0 ? 0 : kHaloVectors;
-    const int32_t tail = head_ + larger(num_vectors_, share * share_vectors() - halo) * kVectorTokens;
-    const uint32_t share_end = static_cast<uint32_t>(head_ + (share + 1) * share_vectors() * kVectorTokens);
-    const auto tail_end = static_cast<int32_t>(smaller(static_cast<uint32_t>(num_ends_), share_end));
+    const int32_t edge = larger(begin_of(share), head_ + num_vectors_ * kVectorTokens) + thread() - head;
     if (thread() < head) return thread();
-    return tail + thread() - head < tail_end ? tail + thread() - head : -1;
+    const bool is_in_share = static_cast<uint32_t>(edge) < static_cast<uint32_t>(begin_of(share + 1));
+    return is_in_share && edge < num_ends_ ? edge : -1;
   }
 
   // A token can end a match only if it equals the row's newest token.
@@ -202,9 +200,9 @@ class ShareSearch {
   __device__ void search_vectors(int32_t share) {
 #pragma unroll 1
     for (int32_t n = 0; n < kThreadVectors; ++n) {
-      const int32_t v = vector_of(share, is_latest() ? kThreadVectors - 1 - n : n);
+      const int32_t u = is_latest() ? kThreadVectors - 1 - n : n, v = vector_of(share, u);
       if (v >= num_vectors_) continue;
-      const int4 data = vector(share, v);
+      const int4 data = first_vector()[u * static_cast<int32_t>(blockDim.x)];
       uint32_t candidates =
           static_cast<uint32_t>(is_candidate(data.x)) | static_cast<uint32_t>(is_candidate(data.y)) << 1 |
           static_cast<uint32_t>(is_candidate(data.z)) << 2 | static_cast<uint32_t>(is_candidate(data.w)) << 3;
@@ -220,8 +218,7 @@ class ShareSearch {
 
   // Edges are not searched in the order of the policy, so a match of equal length may be better.
   __device__ void search_edge(int32_t share) {
-    const int32_t begin = share == 0 ? 0 : head_ + share * share_vectors() * kVectorTokens;
-    if (edge_of(share) >= begin) verify(share, edge_of(share), best_len());
+    if (edge_of(share) >= 0) verify(share, edge_of(share), best_len());
   }
 
   // Updates the best match if at least `min_length` and min_n tokens up to `end` equal the row's last tokens. Compares
@@ -250,13 +247,12 @@ class ShareSearch {
   const RowTokens& tokens_;
   const LookupOptions& options_;
   LookupBlock& block_;
-  const int4* vectors_;
   int32_t num_ends_;     // positions at which a match may end: all but the newest token
   int32_t head_;         // number of ends before the first whole vector
   int32_t num_vectors_;  // whole vectors of ends in the row
   Rank best_ = 0;
   int4 data_[kThreadVectors];
-  int4 halo_;
+  int32_t halo_token_;
   int32_t edge_token_;
 };
 
@@ -280,6 +276,31 @@ __device__ inline bool join_blocks(RequestWorkspace& workspace, LookupBlock& blo
   return block.is_last;
 }
 
+// Fills the block's shared memory. Each thread loads at most one value, so that all loads run in parallel.
+template <class Lookup>
+__device__ void load_lookup_data(const Lookup& lookup, const LookupOptions& options, LookupBlock& block) {
+  constexpr int32_t kFirstCost = static_cast<int32_t>(kMaxNgram), kAfterCosts = kFirstCost + kCostRows;
+  static_assert(kAfterCosts < kMinLookupThreads);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const bool has_suffix_token = thread < smaller(static_cast<int32_t>(options.max_n), block.tokens.length);
+  const bool has_cost = thread >= kFirstCost && thread < kAfterCosts && options.match_costs != nullptr;
+  int32_t value = 0;
+  if (has_suffix_token) {
+    value = block.tokens[block.tokens.length - 1 - thread];
+  } else if (has_cost) {
+    value = options.match_costs[thread - kFirstCost];
+  } else if (thread == kAfterCosts) {
+    value = lookup.newest_token(blockIdx.x);
+  }
+  if (has_suffix_token) {
+    block.suffix[thread] = value;
+  } else if (has_cost) {
+    block.costs[thread - kFirstCost] = static_cast<uint8_t>(value);
+  } else if (thread == kAfterCosts) {
+    block.newest_token = value;
+  }
+}
+
 // Performs the lookup of request blockIdx.x. All threads of all blocks call this function. `lookup` has these functions
 // of a request:
 //   read_tokens(i)                    tokens of its row, in the first thread; the first warp calls it
@@ -298,18 +319,15 @@ __device__ void look_up(const Lookup& lookup, const Params& p, LookupBlock& bloc
     }
   }
   __syncthreads();
-  const RowTokens tokens = block.tokens;
-  ShareSearch search(tokens, p.lookup, block);
-  search.search_shares(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y), [&] {
-    // These loads and the loads of the share run in parallel.
-    if (thread < kCostRows && p.lookup.match_costs != nullptr) block.costs[thread] = p.lookup.match_costs[thread];
-    if (thread == blockDim.x - 1) block.newest_token = lookup.newest_token(i);
-  });
+  ShareSearch search(p.lookup, block);
+  search.search_shares(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y),
+                       [&] { load_lookup_data(lookup, p.lookup, block); });
   // The results of a row of one share do not depend on the request's other blocks.
   auto* const workspaces = static_cast<RequestWorkspace*>(p.workspace);
   const bool is_joined = gridDim.y > 1 && search.num_shares() > 1;
   if (is_joined ? join_blocks(workspaces[i], block) : blockIdx.y == 0) {
-    lookup.write_results(i, tokens, match_of(is_joined ? block.joined_best : block.best, tokens, p.lookup));
+    const Rank best = is_joined ? block.joined_best : block.best;
+    lookup.write_results(i, block.tokens, match_of(best, block.tokens, p.lookup));
     if (is_joined && thread == 0) lookup.grow_row(i);
   }
   // Another warp than those that write the results, so that nothing waits for the arrival.
@@ -370,7 +388,7 @@ LaunchShape plan_lookup(void (*kernel)(Params), const Params& p) {
   constexpr int32_t kWarpTokens = kWarpSize * kThreadTokens;
   const auto warps = static_cast<int32_t>(is_short ? (capacity + kWarpTokens - 1) / kWarpTokens : 0);
   const int32_t threads = is_short ? larger(warps * kWarpSize, kMinLookupThreads) : kLongRowThreads;
-  const size_t shared_bytes = size_t{sizeof(int4)} * static_cast<size_t>(kHaloVectors + threads * kThreadVectors);
+  const size_t shared_bytes = sizeof(int32_t) * static_cast<size_t>(kHaloTokens + threads * kThreadTokens);
   int64_t blocks = 1;
   if (!is_short) {
     const int64_t shares = (capacity + threads * kThreadTokens - 1) / (threads * kThreadTokens);

@@ -10,10 +10,10 @@ struct ProposeLookup {
   LookupBlock& block;
 
   __device__ RowTokens read_tokens(int64_t i) const {
-    const bool is_skipped = gets_no_draft(p, i);
+    const int32_t num_sampled = num_new_tokens(p, i);
     const RequestRow assigned = assigned_row(p, i);
     if (threadIdx.x == 0) block.row = assigned;
-    if (is_skipped || !may_draft(assigned.length, p.token_ids.capacity, p.lookup))
+    if (num_sampled <= 0 || !may_draft(assigned.length, p.token_ids.capacity, p.lookup))
       return {p.token_ids.data, p.token_ids.data, 0, 0};
     const auto count = static_cast<int32_t>(assigned.length);
     return {p.token_ids[assigned.row], p.token_ids[assigned.row], count, count};

@@ -31,6 +31,7 @@ struct StepLookup {
     if (blockIdx.y == 0 && lane < accepted.num_appended) {
       int32_t* const row_end = p.token_ids[row.row] + row.length;
       row_end[lane] = first_token;
+#pragma unroll 1
       for (int64_t n = lane + kWarpSize; n < accepted.num_appended; n += kWarpSize) row_end[n] = sampled_tokens[n];
     }
     if (lane == 0) {
