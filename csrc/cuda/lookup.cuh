@@ -77,10 +77,10 @@ static_assert(sizeof(RequestWorkspace) == kLookupWorkspaceWords * sizeof(int32_t
 struct LookupBlock {
   int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
   uint8_t costs[kCostRows];
-  RowTokens tokens;
+  alignas(16) RowTokens tokens;  // so that 16 bytes are accessed at once
+  alignas(16) RequestRow row;
   Rank best;         // of the shares that this block has searched
   Rank joined_best;  // of all shares; only in the last block of a request with several blocks
-  RequestRow row;
   int64_t num_sampled;
   int32_t newest_token;
   bool is_last;
@@ -109,14 +109,14 @@ class ShareSearch {
   }
 
   // Searches the shares first, first + step, ... in the order of the policy. Calls load_other_data() after the loads of
-  // the first share. All threads of the block call this function and may then read the block's shared memory.
+  // the first share. All threads of the block call this function and, if it has a share, may then read its shared
+  // memory.
   template <class Function>
   __device__ void search_shares(int32_t first, int32_t step, const Function& load_other_data) {
     const int32_t stop = num_shares();
     const auto share_at = [&](int32_t n) { return is_latest() ? stop - 1 - n : n; };
     if (first < stop) load(share_at(first));
     load_other_data();
-    if (first >= stop) __syncthreads();
     for (int32_t n = first; n < stop; n += step) {
       copy_to_shared_memory(share_at(n));
       __syncthreads();

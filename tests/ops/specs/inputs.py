@@ -22,13 +22,16 @@ EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
-# The same for device kernels: a warp reads 128 tokens at once, a block a tile of 4096 tokens.
+# The same for device kernels: a warp reads 128 tokens at once, a block up to 8192 tokens of a row
+# of more than 16384.
 TILE_CAPACITY = 8211
 LONG_CAPACITY = 24591
 TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 
 # Row lengths of small batches of LONG_CAPACITY tokens: several blocks share a row.
 FEW_LONG_ROWS = ([24591], [24579, 24578], [24591, 16385, 24577])
+# Row lengths of a batch of LONG_CAPACITY tokens that is so large that each row has one block.
+MANY_LONG_ROWS = [24591, 24579, 16385, 8193, 8192, 100, 6, 24577, 16384]
 
 # Row capacities for a single request with a short row. If the capacity is small, a device uses one
 # block and no workspace. If the capacity is large, a device uses more blocks than the row needs.
