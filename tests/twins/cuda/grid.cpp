@@ -168,6 +168,11 @@ Grid* grid = nullptr;  // the running launch, or null
 
 size_t shared_bytes() { return static_cast<size_t>(shared_end - shared_begin); }
 
+constexpr size_t kSharedMargin = 4096;  // bytes before and after a block's dynamic shared memory
+
+// The offset of the dynamic part in a block's shared memory.
+size_t dynamic_shared_offset() { return (shared_bytes() + 15) / 16 * 16; }
+
 void enter_thread();
 
 class Grid {
@@ -183,6 +188,7 @@ class Grid {
     num_threads_ = static_cast<int>(config.blockDim.x * config.blockDim.y * config.blockDim.z);
     num_blocks_left_ = uint64_t{config.gridDim.x} * config.gridDim.y * config.gridDim.z;
     num_blocks_ = num_blocks_left_;
+    dynamic_shared_bytes_ = config.dynamicSmemBytes;
     max_resident_blocks_ = options_.interleaves_blocks ? 2 + random_.next_below(11) : 1;
     first_block_ = random_.next() % num_blocks_;
     const uint64_t strides[] = {1, num_blocks_ - 1, 2 + random_.next() % num_blocks_};
@@ -271,6 +277,23 @@ class Grid {
     apply_delayed_atomics(*current_thread_);
   }
 
+  char* dynamic_shared_begin() const {
+    return reinterpret_cast<char*>(current_thread_->block->dynamic_memory.data()) + kSharedMargin;
+  }
+
+  // Returns the offset of an address in the shared memory of the running block, of which the dynamic part comes last;
+  // kGlobal if it is not in shared memory, and kOutside if it is within the margin.
+  static constexpr size_t kGlobal = SIZE_MAX, kOutside = SIZE_MAX - 1;
+  size_t find_shared_offset(const void* address) const {
+    const auto* const byte = static_cast<const char*>(address);
+    if (byte >= shared_begin && byte < shared_end) return static_cast<size_t>(byte - shared_begin);
+    const std::ptrdiff_t offset = byte - dynamic_shared_begin();
+    const auto margin = static_cast<std::ptrdiff_t>(kSharedMargin),
+               size = static_cast<std::ptrdiff_t>(dynamic_shared_bytes_);
+    if (offset < -margin || offset >= size + margin) return kGlobal;
+    return offset < 0 || offset >= size ? kOutside : dynamic_shared_offset() + static_cast<size_t>(offset);
+  }
+
   bool is_in_stack_guard(const void* address) const {
     return current_thread_ != nullptr && current_thread_->stack != nullptr &&
            current_thread_->stack->is_in_guard_page(address);
@@ -298,7 +321,10 @@ class Grid {
       thread.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
       thread.state = ThreadState::kAtBarrier;  // wake_threads() below makes the threads runnable
     }
-    if (options_.checks_accesses) access_checker_.begin_block(*block, shared_bytes());
+    int4 any_value;
+    std::memset(&any_value, static_cast<char>(random_.next()), sizeof any_value);
+    block->dynamic_memory.assign((dynamic_shared_bytes_ + 2 * kSharedMargin) / sizeof any_value + 1, any_value);
+    if (options_.checks_accesses) access_checker_.begin_block(*block, dynamic_shared_offset() + dynamic_shared_bytes_);
     wake_threads(*block, 0, num_threads_, ThreadState::kAtBarrier, ~0u);
     resident_blocks_.push_back(std::move(block));
   }
@@ -395,6 +421,7 @@ class Grid {
   uint64_t first_block_,
       block_stride_;  // in linear block indices: the first block to begin, and the distance to the next one
   int num_threads_;
+  size_t dynamic_shared_bytes_;
   uint64_t num_blocks_;
   uint64_t num_blocks_left_;
   std::vector<std::unique_ptr<Block>> resident_blocks_;
@@ -511,8 +538,7 @@ void check_atomic(void* address, int bytes) {
   }
   const std::string error = check_access(address, static_cast<size_t>(bytes), Access::kAtomicWrite);
   if (!error.empty()) fail_launch(error);
-  const bool is_shared = address >= shared_begin && address < shared_end;
-  if (grid->interleaves_blocks() && !is_shared) grid->record_atomic(address);
+  if (grid->interleaves_blocks() && grid->find_shared_offset(address) == Grid::kGlobal) grid->record_atomic(address);
 }
 
 }  // namespace
@@ -555,23 +581,28 @@ std::string check_access(void* address, size_t bytes, Access access) {
     return {};
   // No barrier prevents that other threads run before a volatile read (kAtomicRead) or a plain read of global memory.
   if (access == Access::kAtomicRead && grid->flip_coin()) grid->yield_to_others();
-  const bool is_shared = address >= shared_begin && address < shared_end;
-  if (access == Access::kRead && !is_shared && grid->interleaves_blocks() && grid->draw_one_in_64())
+  const size_t shared_offset = grid->find_shared_offset(address);
+  if (shared_offset == Grid::kOutside)
+    return format_text("%zu bytes at %p, next to the dynamic shared memory", bytes, address);
+  if (access == Access::kRead && shared_offset == Grid::kGlobal && grid->interleaves_blocks() && grid->draw_one_in_64())
     grid->yield_to_others();
   try {
     grid->access_checker()->check_access(grid->current_thread(), reinterpret_cast<uintptr_t>(address), bytes, access,
-                                         reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
+                                         shared_offset);
   } catch (const Violation& violation) {
     return violation.message;
   }
   return {};
 }
 
-cudaError_t launch(const cudaLaunchConfig_t& config, void (*run_thread)(void*), void* argument) {
+void* get_dynamic_shared_memory() { return grid->dynamic_shared_begin(); }
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*run_thread)(void*), void* argument) {
   const std::lock_guard<std::mutex> lock(launch_mutex);
   const dim3 &g = config.gridDim, &b = config.blockDim;
   if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || b.x == 0 || b.y == 0 ||
-      b.z == 0 || b.z > 64 || uint64_t{b.x} * b.y * b.z > 1024 || config.dynamicSmemBytes != 0) {
+      b.z == 0 || b.z > 64 || uint64_t{b.x} * b.y * b.z > 1024 ||
+      config.dynamicSmemBytes > max_dynamic_shared_bytes(kernel)) {
     return set_error(cudaErrorInvalidConfiguration, "invalid configuration argument");
   }
   if (consume_requested_failure())

@@ -122,6 +122,7 @@ struct Block {
   std::vector<uint32_t> waiting_lanes;  // per warp: mask of the lanes that wait in a collective
   // Copy of the block's shared memory while the linker section for shared memory contains that of another block.
   std::vector<char> shared_memory;
+  std::vector<int4> dynamic_memory;  // with margins, which accesses must not touch
   BlockHistory history;
 
   int first_thread_of_warp(int warp) const { return warp * kWarpSize; }
@@ -165,6 +166,8 @@ SimulationOptions& options();
 void set_seed(uint64_t seed);
 // Returns the seed of the launch that is about to begin, and increments the seed.
 uint64_t take_next_seed();
+// Returns the largest dynamic shared memory of a kernel's blocks that the caller has allowed.
+size_t max_dynamic_shared_bytes(const void* kernel);
 // Stores an error for cudaGetLastError() and its text for cudaGetErrorString(). Returns the error.
 cudaError_t set_error(cudaError_t error, const std::string& text);
 // Returns whether a test requested that this launch fails (ngram_npu_cuda_twin_fail_launches). If so, decrements the

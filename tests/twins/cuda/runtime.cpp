@@ -1,6 +1,7 @@
 // The functions of CUDA's runtime that host code calls, and the interface for the tests (grid.h).
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 
 #include "grid.h"
 
@@ -10,6 +11,7 @@ namespace {
 cudaError_t last_error = cudaSuccess;
 std::string last_error_text;
 std::vector<cudaStream_t> streams;
+std::map<const void*, size_t> allowed_shared_bytes;  // by kernel, if it differs from the default
 int64_t num_launches_to_fail = 0;
 char *first_buffer = nullptr, *second_buffer = nullptr;
 int64_t buffer_bytes = 0;
@@ -39,6 +41,11 @@ cudaError_t set_error(cudaError_t error, const std::string& text) {
   last_error = error;
   last_error_text = text;
   return error;
+}
+
+size_t max_dynamic_shared_bytes(const void* kernel) {
+  const auto entry = allowed_shared_bytes.find(kernel);
+  return entry == allowed_shared_bytes.end() ? size_t{47} << 10 /* 1 KiB for static shared memory */ : entry->second;
 }
 
 void set_seed(uint64_t value) { seed = value; }
@@ -131,6 +138,13 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   if (attribute != cudaDevAttrMultiProcessorCount) return twin::set_error(cudaErrorInvalidValue, "unknown attribute");
   *value = 4;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
+  constexpr int kMaxBytes = 99 << 10;  // of the GPUs with the smallest shared memory
+  if (value > kMaxBytes) return twin::set_error(cudaErrorInvalidValue, "invalid argument");
+  twin::allowed_shared_bytes[kernel] = static_cast<size_t>(value);
   return cudaSuccess;
 }
 

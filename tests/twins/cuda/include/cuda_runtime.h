@@ -46,6 +46,9 @@ void wait_at_barrier(CallSite site);
 // values are extended with zeros.
 uint64_t run_collective(Collective collective, uint32_t mask, uint64_t value, int operand, CallSite site);
 
+// Returns the dynamic shared memory of the running thread's block.
+void* get_dynamic_shared_memory();
+
 // Checks a read of memory that no thread of the launch may write, neither before nor after this call.
 void check_constant_read(const void* address, int bytes);
 
@@ -74,6 +77,9 @@ void apply_atomic_without_result(void* address, int bytes, AtomicFunction apply,
 #define __shared__                                                                                               \
   static_assert(twin::is_plain_function(__PRETTY_FUNCTION__), "__shared__ in a template is not kept per block"); \
   static __attribute__((section(NGRAM_TWIN_SHARED_SECTION)))
+
+// Kernels declare this array only for CUDA's compiler, because the model has separate memory for each block.
+#define dynamic_shared_memory (static_cast<int4*>(twin::get_dynamic_shared_memory()))
 
 using cudaStream_t = struct CUstream_st*;
 
@@ -221,7 +227,14 @@ T __ldg(const T* address) {
   return *address;
 }
 
+// A load that only differs from a plain load in how caches keep the data.
+template <class T>
+T __ldcs(const T* address) {
+  return *address;
+}
+
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline void __builtin_assume(bool) {}
 inline bool __isGlobal(const void*) { return true; }
 
@@ -238,6 +251,7 @@ enum cudaError_t {
 #define CUDART_VERSION 13000
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct cudaLaunchConfig_t {
   dim3 gridDim;
@@ -249,7 +263,7 @@ struct cudaLaunchConfig_t {
 namespace twin {
 
 // Calls run_thread(argument) once for each thread of the grid.
-cudaError_t launch(const cudaLaunchConfig_t& config, void (*run_thread)(void*), void* argument);
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*run_thread)(void*), void* argument);
 
 // Calls `run`, which launches a kernel, or adds it to the graph that is being captured.
 cudaError_t run_or_capture(std::function<cudaError_t()> run);
@@ -260,6 +274,7 @@ cudaError_t cudaGetLastError();                     // returns the last error an
 const char* cudaGetErrorString(cudaError_t error);  // for a failed launch: the rule that the kernel broke
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared);
 
 template <class... Parameters, class... Arguments>
@@ -268,7 +283,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   auto call_kernel = [kernel, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
     std::apply(kernel, values);  // copies the values for each thread
   };
-  return twin::run_or_capture([config = *config, call_kernel]() mutable {
-    return twin::launch(config, [](void* call) { (*static_cast<decltype(call_kernel)*>(call))(); }, &call_kernel);
+  return twin::run_or_capture([config = *config, kernel, call_kernel]() mutable {
+    return twin::launch(
+        config, reinterpret_cast<const void*>(kernel),
+        [](void* call) { (*static_cast<decltype(call_kernel)*>(call))(); }, &call_kernel);
   });
 }
