@@ -1,8 +1,8 @@
-"""Tests that no operator accesses memory outside its arguments, that offsets of rows may exceed 32
-bits, and that a workspace is zero after every call.
+"""Tests that an access to a guard page ends the process, that offsets of rows may exceed 32 bits,
+and that a workspace is zero after every call.
 
-test_parity.py tests that the size that ``workspace_size`` returns is sufficient: its samples
-have workspaces of this size."""
+test_parity.py tests that no operator accesses memory outside its arguments, and that the size that
+``workspace_size`` returns is sufficient: its samples have workspaces of this size."""
 
 from __future__ import annotations
 
@@ -15,31 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend, call_numpy
+from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend
 from ngram_npu.ops import workspace_size
-from ops.guard_pages import make_guarded_copy, make_guarding_backend
-from ops.parity import add_workspace, check_case, make_sample_cases
-from ops.specs import OPSPECS, Args, Array, OpSpec, clone_args, find_base
+from ops.guard_pages import make_guarded_copy
+from ops.parity import add_workspace
+from ops.specs import OPSPECS, Args, Array, clone_args, find_base
 from ops.specs.inputs import draw_rows
-
-# The models of the twins check bounds, so only kernels of the CPU need guard pages.
-GUARDED_BACKENDS = [b for b in BACKENDS if b.call is call_numpy]
-
-
-@pytest.mark.parametrize(
-    ("spec", "backend"),
-    [
-        pytest.param(spec, backend, id=f"{spec.name}-{backend.name}")
-        for spec in OPSPECS.values()
-        for backend in GUARDED_BACKENDS
-        if backend.serves(spec)
-    ],
-)
-def test_samples_cause_no_access_outside_tensors(spec: OpSpec, backend: Backend) -> None:
-    for at_end in (False, True):
-        for case in make_sample_cases(spec.name):
-            print(case.sample.label)  # a violation ends the process: pytest -s shows the sample
-            check_case(spec, make_guarding_backend(spec, backend, at_end), case)
 
 
 @pytest.mark.parametrize("fault", ["read", "write"])
@@ -109,7 +90,7 @@ each_workspace_backend = pytest.mark.parametrize(
 
 def _make_step_that_needs_workspace() -> Args:
     """Returns the arguments of a step in which several blocks share a row."""
-    samples = STEP.samples(np.random.default_rng(1))
+    samples = STEP.samples
     return add_workspace(STEP, next(s.args for s in samples if s.label.startswith("tile-edges")))
 
 

@@ -176,7 +176,7 @@ DRAFT_COST_BAD_CALLS = (
 NGRAM_PROPOSE = OpSpec(
     name="ngram_propose",
     reference=reference.ngram_propose,
-    samples=_make_propose_samples,
+    make_samples=_make_propose_samples,
     bad_calls=(RANGE_BAD_CALL,),
     sizes=tuple(_make_propose_sizes()),
 )
@@ -214,7 +214,7 @@ NGRAM_PROPOSE_WITH_OUTPUTS = OpSpec(
     name="ngram_propose_",
     kernel_of="ngram_propose",
     reference=reference.ngram_propose_,
-    samples=_make_samples_with_outputs,
+    make_samples=_make_samples_with_outputs,
     bad_calls=(
         RANGE_BAD_CALL,
         *DRAFT_COST_BAD_CALLS,
@@ -413,7 +413,7 @@ SAMPLED_BAD_CALLS = (
 NGRAM_STEP = OpSpec(
     name="ngram_step_",
     reference=reference.ngram_step_,
-    samples=_make_step_samples,
+    make_samples=_make_step_samples,
     bad_calls=(
         RANGE_BAD_CALL,
         *DRAFT_COST_BAD_CALLS,

@@ -120,6 +120,7 @@ struct Block {
   int num_running;                      // threads that have not exited
   int num_at_barrier;                   // running threads that wait at the barrier
   std::vector<uint32_t> waiting_lanes;  // per warp: mask of the lanes that wait in a collective
+  std::vector<uint32_t> running_lanes;  // per warp: mask of the lanes that have not exited
   // Copy of the block's shared memory while the linker section for shared memory contains that of another block.
   std::vector<char> shared_memory;
   std::vector<int4> dynamic_memory;  // with margins, which accesses must not touch
