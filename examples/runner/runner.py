@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from .draft_model import DraftModel
 from .paged_model import PagedModel, copy_to_device, count_position_dims
+from .pipeline import Pipeline
 from .sampling import Sampling
 from .scheduler import Int32Array, Request, ScheduledStep, Scheduler
 
@@ -135,6 +136,7 @@ class Runner:
         *,
         store: NgramStore | None = None,
         draft_model: PreTrainedModel | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         """
         Args:
@@ -143,18 +145,23 @@ class Runner:
             draft_model: a smaller causal LM with the same vocabulary and device, and with
                 transformers' own attention. A request uses its drafts unless more accepted tokens
                 are expected of the n-gram draft.
+            pipeline: with pipeline parallelism: the stage whose layers the model has
+                (:func:`pipeline.keep_layers_of_stage`).
 
         Raises:
             ValueError: the model does not use paged attention, or :func:`check_draft_model` rejects
-                the draft model.
+                the draft model, or a draft model is combined with a pipeline.
         """
         if draft_model is not None:
+            if pipeline is not None:
+                raise ValueError("Runner: draft_model: expected None with a pipeline, got a model")
             check_draft_model(draft_model, model, config)
         self.config, self.device = config, model.device
         self._vocab_size = model.config.get_text_config().vocab_size
         blocks_per_row = -(-config.row_capacity // config.block_size)
         num_blocks = config.num_blocks or config.max_rows * blocks_per_row
-        self.model = PagedModel(model, num_blocks, config.block_size)
+        self.pipeline = pipeline
+        self.model = PagedModel(model, num_blocks, config.block_size, pipeline)
         self.state = AsyncSpecState(
             AsyncConfig(
                 ngram=config.ngram or NO_DRAFTS,
@@ -254,7 +261,13 @@ class Runner:
             return
         inputs = self.state.begin_step(step.batch)
         logits, logit_indices = self._forward(step, inputs)
-        sampled_ids = self._sample(step, inputs, logits, logit_indices)
+        if self.pipeline is None or self.pipeline.is_last:
+            sampled_ids = self._sample(step, inputs, logits, logit_indices)
+        else:
+            shape = len(step.requests), self.state.config.ngram.k + 1
+            sampled_ids = torch.empty(shape, dtype=torch.int32, device=self.device)
+        if self.pipeline is not None:
+            self.pipeline.share_tokens(sampled_ids)
         drafter = None
         if self.draft_model is not None:
             drafter = partial(self.draft_model.draft, self.state, inputs)

@@ -46,7 +46,8 @@ class ForbiddenWaitError(AssertionError):
 class Event:
     """A point in a stream; it is set when the stream has run all earlier work."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, device: LateDevice, stream: str) -> None:
+        self.device = device
         self.stream = stream
         self.is_set = False
 
@@ -102,7 +103,7 @@ class LateDevice:
         self.launch(lambda: _scatter(*values))
 
     def record(self, stream: str) -> Event:
-        event = Event(stream)
+        event = Event(self, stream)
         self._queues[stream].append(event)
         self._run_by_policy()
         return event
@@ -167,7 +168,7 @@ class LateDevice:
         while not event.is_set:
             head = self._queues[event.stream][0]
             if isinstance(head, _Wait) and not head.event.is_set:
-                self._run_until(head.event)
+                head.event.device._run_until(head.event)
             self._run_first_item(event.stream)
 
     def _run_first_item(self, stream: str) -> bool:

@@ -18,6 +18,8 @@ from ngram_npu.async_state.host_state import HostState
 from ngram_npu.async_state.rope import RopeOffsets
 from ngram_npu.async_state.upload import PackedUpload
 
+from async_state.stages import Message
+
 Fault = Callable[[], Any]
 """A function that returns a context manager. The fault exists within its block."""
 
@@ -121,6 +123,13 @@ def _use_new_address(original: Any, self: DeviceState, outputs: Any) -> Any:
     return original(self, outputs)
 
 
+def _receive_previous_step(original: Any, self: Message, device: Any) -> Any:
+    messages = vars(device).setdefault("received_messages", {})
+    previous = messages.get((self.shape, self.dtype), self)
+    messages[self.shape, self.dtype] = self
+    return original(previous, device)
+
+
 def _shift_rope(original: Any, self: RopeOffsets, step: Any) -> Any:
     offsets = original(self, step)
     has_drafts = (step.num_scheduled_drafts > 0).repeat(step.num_scheduled_tokens)
@@ -173,6 +182,7 @@ FAULTS: dict[str, Fault] = {
     "drafts of the step before": lambda: mock.patch.object(
         DeviceState, "store_drafts", lambda self, outputs: outputs
     ),
+    "a pipeline stage is one step late": patch_call(Message, "receive", _receive_previous_step),
     "rotary positions drift by one": patch_call(RopeOffsets, "collect", _shift_rope),
     "drafts at a new address": patch_call(DeviceState, "store_drafts", _use_new_address),
     "results of the slot's previous request": patch_call(

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from ngram_npu import NgramConfig
-from ngram_npu.async_state import AsyncConfig, AsyncSpecState, KVGroup, MergeConfig
+from ngram_npu.async_state import AsyncConfig, KVGroup, MergeConfig
 
-from async_state.devices import POLICIES, Countdown, LateDevice, PlainDevice
+from async_state.devices import POLICIES, LateDevice, PlainDevice
 
 DEVICES = ("cpu", *POLICIES)
 DRAFTING_MODES = ("padded", "trimmed", "any")
@@ -55,7 +55,8 @@ class Rope:
 
 @dataclass
 class Target:
-    """The target model, with a KV cache of `num_slots[g]` slots for each KV group g.
+    """The target model, with a KV cache of `num_slots[g]` slots for each KV group g in each stage
+    of the pipeline. A stage reads the hash of the stage before it instead of the token.
 
     Its next token depends on every token, position and KV slot of the context. The value stored for
     a token mixes the token, its rotary positions and the hash of all earlier tokens. The hash at a
@@ -66,12 +67,17 @@ class Target:
 
     num_slots: Sequence[int]
     seed: int
+    num_stages: int = 1
     next_token: dict[int, int] = field(default_factory=dict)
-    kv: list[list[int]] = field(init=False)
+    kv: list[list[list[int]]] = field(init=False)
+    """[stage][group][slot]"""
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
-        self.kv = [[rng.getrandbits(64) for _ in range(count)] for count in self.num_slots]
+        self.kv = [
+            [[rng.getrandbits(64) for _ in range(count)] for count in self.num_slots]
+            for _ in range(self.num_stages)
+        ]
 
     def decode(
         self,
@@ -84,13 +90,15 @@ class Target:
         """Decodes one request greedily, one token at a time, and records its contexts. Returns the
         expected text of the request, in which some tokens equal those `period` positions before."""
         tokens = list(prompt)
-        context = 0
+        contexts = [0] * self.num_stages
         for position in range(length):
-            earlier_context = context
-            for group in range(len(self.num_slots)):
-                positions = rope.get_positions(position)
-                value = _mix_kv_value(tokens[position], positions, earlier_context, group)
-                context = (context + value * _compute_weight(position)) & _MASK
+            context, positions = tokens[position], rope.get_positions(position)
+            for stage, earlier_context in enumerate(contexts):
+                token, context = context, earlier_context
+                for group in range(len(self.num_slots)):
+                    value = _mix_kv_value(token, positions, earlier_context, group)
+                    context = (context + value * _compute_weight(position)) & _MASK
+                contexts[stage] = context
             if position < len(tokens) - 1:
                 # Inside the prompt, the prediction is not used, but must be deterministic.
                 self.next_token.setdefault(context, context % VOCAB_SIZE)
@@ -101,15 +109,15 @@ class Target:
         return tokens[:length]
 
     def store(
-        self, group: int, slot: int, token: int, positions: Sequence[int], context: int
+        self, stage: int, group: int, slot: int, token: int, positions: Sequence[int], context: int
     ) -> None:
-        self.kv[group][slot] = _mix_kv_value(token, positions, context, group)
+        self.kv[stage][group][slot] = _mix_kv_value(token, positions, context, group)
 
-    def attend(self, slots: Sequence[Sequence[int]], context: int, first: int) -> int:
+    def attend(self, stage: int, slots: Sequence[Sequence[int]], context: int, first: int) -> int:
         """Returns the hash of `context` with more tokens: those whose values are in `slots[g]` for
         each KV group g, the first of them at position `first`."""
         for group, group_slots in enumerate(slots):
-            kv = self.kv[group]
+            kv = self.kv[stage][group]
             for position, slot in enumerate(group_slots, first):
                 value = kv[slot] if 0 <= slot < len(kv) else slot
                 context = (context + value * _compute_weight(position)) & _MASK
@@ -161,8 +169,17 @@ class Scenario:
     """The random choices of a run."""
 
     def __init__(
-        self, rng: random.Random, device: str | None = None, draft_on: Any = "auto"
+        self,
+        rng: random.Random,
+        device: str | None = None,
+        draft_on: Any = "auto",
+        has_all_options: bool = False,
     ) -> None:
+        """
+        Args:
+            has_all_options: whether device graphs, M-RoPE and two pipeline stages are combined;
+                otherwise, each is used in half of the scenarios.
+        """
         self.rng = rng
         pick = rng.choice
         self.device_name = device or pick(DEVICES)
@@ -189,27 +206,34 @@ class Scenario:
         self.engine = pick(("scan", "index"))
         self.ladder = self.engine == "index" and pick((False, False, True))
         self.max_chunk = rng.randint(1, self.step_tokens)
-        self.target = Target(
-            [count * size for count, size in zip(self.num_blocks, self.block_sizes, strict=True)],
-            rng.getrandbits(32),
-        )
-        # A separate generator, so that the other choices do not depend on the neural drafter.
-        self.neural_rng = random.Random(self.target.seed)
+        num_slots = zip(self.num_blocks, self.block_sizes, strict=True)
+        seed = rng.getrandbits(32)
+        # Separate generators, so that the other choices do not depend on the options.
+        self._draw_options(random.Random(seed + 1), has_all_options)
+        self.target = Target([count * size for count, size in num_slots], seed, self.num_stages)
+        self.neural_rng = random.Random(seed)
         self.neural = self.neural_rng.random() < 0.4
         self.neural_width = self.neural_rng.randint(1, self.k)
         self.neural_has_counts, self.neural_has_costs, extend = (
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
+        self.sends_drafts |= self.neural
         self.neural_accuracy = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
-        # A separate generator, for the same reason.
-        option_rng = random.Random(self.target.seed + 1)
-        self.uses_graphs = option_rng.random() < 0.5
-        """Whether the corrections are replayed from a device graph."""
-        self.has_padded_graphs = option_rng.random() < 0.5
-        """Whether a graph contains the corrections of all rows, not only those of the batch."""
-        self.position_dims = option_rng.choice((1, 3))
         self.requests = list(self._draw_requests())
         self.config = replace(self._draw_config(extend), draft_on=draft_on)
+
+    def _draw_options(self, rng: random.Random, has_all: bool) -> None:
+        self.uses_graphs = rng.random() < 0.5 or has_all
+        """Whether the corrections are replayed from a device graph."""
+        self.has_padded_graphs = rng.random() < 0.5
+        """Whether a graph contains the corrections of all rows, not only those of the batch."""
+        self.position_dims = 3 if rng.random() < 0.5 or has_all else 1
+        self.num_stages = 2 if rng.random() < 0.5 or has_all else 1
+        """Number of pipeline stages."""
+        self.sends_drafts = rng.random() < 0.5
+        """Whether the last stage sends its drafts. Otherwise all stages draft alike, unless there
+        is a neural drafter."""
+        self._stage_rng = rng
 
     def _draw_requests(self) -> Iterator[Request]:
         rng = self.rng
@@ -286,8 +310,10 @@ class Scenario:
             position_dims=self.position_dims,
         )
 
-    def make_state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:
-        is_late = self.device_name != "cpu"
-        device = LateDevice(self.device_name, self.rng) if is_late else PlainDevice()
-        state = AsyncSpecState(self.config, runtime=device)
-        return state, device, Countdown(state)
+    def make_device(self, stage: int) -> LateDevice | PlainDevice:
+        """Returns the device of a pipeline stage. All but the last have a random policy."""
+        if self.device_name == "cpu":
+            return PlainDevice()
+        if stage == self.num_stages - 1:
+            return LateDevice(self.device_name, self.rng)
+        return LateDevice(self._stage_rng.choice(POLICIES), self._stage_rng)
