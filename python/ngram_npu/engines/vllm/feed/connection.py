@@ -26,7 +26,10 @@ tokens has 0.3 MB."""
 MAX_MESSAGES = 128
 """Messages of a publisher that libzmq keeps for the reader. More wait in the publisher."""
 BACKLOG_BYTES = 1 << 24
-"""Received batches of a publisher that are not decoded yet. A longer replay is interrupted."""
+"""Received batches of a publisher that are not decoded yet. A longer replay is interrupted. vLLM
+drops the rest of a replay that is not received at once."""
+LIVE_BACKLOG_BYTES = 1 << 16
+"""With more than this, new batches wait in the socket."""
 RECONNECT_MS = 1_000, 30_000
 """Minimum and maximum time between two attempts to connect."""
 REOPEN_S = 60.0
@@ -122,7 +125,7 @@ class Connection:
 
     def _can_read_live(self) -> bool:
         is_replaying = self._replay is not None or self._is_interrupted
-        return not is_replaying and self._backlog_bytes < BACKLOG_BYTES
+        return not is_replaying and self._backlog_bytes < LIVE_BACKLOG_BYTES
 
     def receive(self) -> None:
         """Receives messages that have arrived, without waiting."""

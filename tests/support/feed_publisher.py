@@ -56,8 +56,15 @@ def encode_batch(*events: Any, timestamp: Any = 0.0) -> bytes:
 class Publisher:
     """Publishes batches under growing numbers, and answers replay requests like vLLM."""
 
-    def __init__(self, *, has_replay: bool = True, answers: bool = True) -> None:
-        self._has_replay, self._answers = has_replay, answers
+    def __init__(
+        self, *, has_replay: bool = True, answers: bool = True, max_messages: int = 0
+    ) -> None:
+        """
+        Args:
+            answers: Whether replay requests are answered.
+            max_messages: Messages that wait for a slow reader; then publishing waits. 0: no limit.
+        """
+        self._has_replay, self._answers, self._max_messages = has_replay, answers, max_messages
         self.port, self._replay_port = 0, 0
         self._start()
         self.address = Address("127.0.0.1", self.port, self._replay_port or None)
@@ -68,7 +75,8 @@ class Publisher:
         self.num_requests, self.next_number = 0, 0
         self._context = zmq.Context()
         self._live, self._replay = self._context.socket(zmq.XPUB), self._context.socket(zmq.ROUTER)
-        self._live.set(zmq.SNDHWM, 0)
+        self._live.set(zmq.SNDHWM, self._max_messages)
+        self._live.set(zmq.XPUB_NODROP, 1)
         self._replay.set(zmq.SNDHWM, 0)
         self.port = self._bind(self._live, self.port)
         if self._has_replay:
