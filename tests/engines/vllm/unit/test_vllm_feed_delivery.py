@@ -6,6 +6,7 @@ import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,7 +94,7 @@ class Feed:
 
     def __init__(self, *engines: Engine, num_rows: int | None = None) -> None:
         if num_rows is None:
-            num_rows = engines[0].drafter.shared_store.num_text_rows
+            num_rows = count_rows(engines[0])
         self.engines, self.source, self.scheduler = engines, Source(), AsyncScheduler()
         self.delivery = TextDelivery(self.source, num_rows)
         delivery.attach(self.scheduler, self.delivery)
@@ -104,6 +105,11 @@ class Feed:
         while hasattr(output := self.scheduler.schedule(), ATTRIBUTE):
             for engine in self.engines:
                 run_step(engine, pickle.loads(pickle.dumps(output)))
+
+
+def count_rows(engine: Engine) -> int:
+    num_rows: int = engine.drafter.shared_store.num_text_rows
+    return num_rows
 
 
 def run_step(engine: Engine, output: Any) -> None:
@@ -261,39 +267,51 @@ def test_error_of_the_reader_ends_the_feed_but_no_step(caplog: pytest.LogCapture
 
 
 def read_own_feed(engine: Engine) -> None:
-    """Makes a rank insert text of its own reader, which is not what the scheduler sends."""
-    own_feed = Feed(engine)
+    """Makes a rank insert the same text, which its own reader has received before the step."""
+    own_source = Source(make_text(TEXT))
+    output = SimpleNamespace()
+    TextDelivery(own_source, count_rows(engine)).add_texts(output)
+    engine.drafter.shared_store.text_inserter.insert(getattr(output, ATTRIBUTE))
+
+
+def read_other_feed(engine: Engine) -> None:
+    """Makes a rank insert other text than the scheduler sends."""
     inserter: Any = engine.drafter.shared_store.text_inserter
     insert = inserter.insert
-
-    def insert_own(step: Any) -> None:
-        own_feed.source.texts = [make_text(TEXT[:-1])]
-        insert(getattr(own_feed.scheduler.schedule(), ATTRIBUTE))
-
-    inserter.insert = insert_own
+    inserter.insert = lambda step: insert(replace(step, tokens=step.tokens + 1))
 
 
 def lose_step(engine: Engine) -> None:
-    """Makes a rank miss a step."""
-    run_step(engine, SimpleNamespace(scheduled_new_reqs=[]))
+    """Makes a rank miss the text of a step."""
     inserter: Any = engine.drafter.shared_store.text_inserter
     insert = inserter.insert
     inserter.insert = lambda step: setattr(inserter, "insert", insert)
 
 
 @pytest.mark.parametrize("name", ["V1 async", "V2", "V2 device", "V2 neural"])
-@pytest.mark.parametrize("break_rank", [read_own_feed, lose_step])
+@pytest.mark.parametrize("break_rank", [read_own_feed, read_other_feed, lose_step])
 def test_worker_of_rank_with_other_text_ends(
     caplog: pytest.LogCaptureFixture, name: str, break_rank: Callable[[Engine], None]
 ) -> None:
     engine = start_engine(name)
     feed = Feed(engine)
     engine.drafter.has_other_ranks = True
-    feed.send(make_text(TEXT))
+    feed.send(make_text(TEXT, chain=1))
     break_rank(engine)
     with pytest.raises(SystemExit):
         feed.send(make_text(TEXT))
     assert "expected text with digest" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["V1 async", "V2", "V2 device", "V2 neural"])
+def test_worker_of_rank_that_inserts_text_too_early_ends(name: str) -> None:
+    """Its drafts may differ already in the step before the one with the text."""
+    engine = start_engine(name)
+    engine.drafter.has_other_ranks = True
+    run_step(engine, SimpleNamespace(scheduled_new_reqs=[]))
+    read_own_feed(engine)
+    with pytest.raises(SystemExit):
+        run_step(engine, SimpleNamespace(scheduled_new_reqs=[]))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -301,7 +319,7 @@ def test_engine_with_one_rank_survives_other_text(
     caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     engine = start_engine(name)
-    read_own_feed(engine)
+    read_other_feed(engine)
     Feed(engine).send(make_text(TEXT), make_text(TEXT, chain=1))
     assert [line for line in caplog.messages if "store_feed is off" in line] == caplog.messages[-1:]
     engine.begin(Request("a", [1]))

@@ -81,12 +81,14 @@ class TextDigest:
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
+        self.digest = b""
 
     def add(self, step: TextStep) -> bytes:
-        """Adds the pieces of a step, and returns the digest."""
+        """Adds the pieces of a step, and returns the new digest."""
         for array in (step.rows, step.begins_text, step.scopes, step.counts, step.tokens):
             self._hash.update(array.tobytes())
-        return self._hash.digest()
+        self.digest = self._hash.digest()
+        return self.digest
 
 
 class TextRows:
@@ -105,8 +107,10 @@ class TextRows:
         row = self._row_of_chain.pop(text.chain, None)
         begins = row is None
         if row is None:
-            oldest_chain = None if self._free_rows else next(iter(self._row_of_chain))
-            row = self._free_rows.pop() if self._free_rows else self._row_of_chain.pop(oldest_chain)
+            if self._free_rows:
+                row = self._free_rows.pop()
+            else:
+                row = self._row_of_chain.pop(next(iter(self._row_of_chain)))
         self._row_of_chain[text.chain] = row
         tokens, pieces = text.tokens, []
         while len(tokens):
@@ -204,9 +208,8 @@ def make_source(vllm_config: Any, options: Options) -> TextSource:
     from ngram_npu.engines.vllm.feed.reader import FeedReader  # needs packages that vLLM requires
 
     endpoint = None
-    events = getattr(vllm_config, "kv_events_config", None)
-    if publishes_text(vllm_config) and events.endpoint.startswith("tcp"):
-        address, _, port = events.endpoint.rpartition(":")
+    if publishes_text(vllm_config) and vllm_config.kv_events_config.endpoint.startswith("tcp"):
+        address, _, port = vllm_config.kv_events_config.endpoint.rpartition(":")
         # vLLM adds the number of the engine in a data-parallel server to the port.
         endpoint = f"{address}:{int(port) + engine_index(vllm_config.parallel_config)}"
     return FeedReader(

@@ -37,41 +37,41 @@ class TextInserter:
     """
 
     def __init__(self, insert: Callable[[TextStep], None]) -> None:
-        self._insert, self._digest = insert, TextDigest()
-        self.digest = b""
-        """Digest of all pieces that were inserted."""
+        self._insert, self._inserted = insert, TextDigest()
+        self._sent_digest = self._inserted.digest
 
     def insert(self, step: TextStep) -> None:
         self._insert(step)
-        self.digest = self._digest.add(step)
+        self._inserted.add(step)
 
-    def check_digest(self, step: TextStep) -> None:
-        """Checks, after :meth:`insert`, that all text was inserted that the scheduler sent, and no
-        other.
+    def run_step(self, step: TextStep | None) -> None:
+        """Inserts the text that the scheduler sent for a step; None: it sent none.
 
         Raises:
-            RuntimeError: It was not.
+            RuntimeError: Other text was inserted up to this step than the scheduler sent.
         """
-        if self.digest != step.digest:
+        if step is not None:
+            self.insert(step)
+            self._sent_digest = step.digest
+        if self._inserted.digest != self._sent_digest:
             raise RuntimeError(
-                f"ngram_npu: store_feed: expected text with digest {step.digest.hex()}, as the "
-                f"scheduler sent it, got {self.digest.hex()}"
+                f"ngram_npu: store_feed: expected text with digest {self._sent_digest.hex()}, as "
+                f"the scheduler sent it, got {self._inserted.digest.hex()}"
             )
 
 
 def insert_texts(drafter: Any, scheduler_output: Any) -> None:
-    """Inserts the text that the scheduler added to its output, if any, into a drafter's store."""
-    step = getattr(scheduler_output, ATTRIBUTE, None)
+    """Inserts the text that the scheduler added to its output, if any, into a drafter's store.
+    Called in every step."""
     store: SharedStore | None = getattr(drafter, "shared_store", None)
-    if step is not None and store is not None and store.text_inserter is not None:
-        _insert_step(drafter, store.text_inserter, step)
+    if store is not None and store.text_inserter is not None:
+        _run_step(drafter, store.text_inserter, getattr(scheduler_output, ATTRIBUTE, None))
 
 
 @exit_worker_on_error
-def _insert_step(drafter: Any, inserter: TextInserter, step: TextStep) -> None:
+def _run_step(drafter: Any, inserter: TextInserter, step: TextStep | None) -> None:
     try:
-        inserter.insert(step)
-        inserter.check_digest(step)
+        inserter.run_step(step)
     except Exception as error:
         if drafter.has_other_ranks:
             raise
@@ -135,9 +135,14 @@ def _split_by_row(step: TextStep) -> Iterator[TextStep]:
         rows.add(row_list[end - 1])
         if end < len(row_list) and row_list[end] not in rows:
             continue
-        columns = step.rows, step.begins_text, step.scopes, step.counts
-        tokens = step.tokens[first_token : bounds[end - 1]]
-        yield TextStep(*(column[first:end] for column in columns), tokens, step.digest)
+        yield TextStep(
+            step.rows[first:end],
+            step.begins_text[first:end],
+            step.scopes[first:end],
+            step.counts[first:end],
+            step.tokens[first_token : bounds[end - 1]],
+            step.digest,
+        )
         first, first_token = end, bounds[end - 1]
         rows.clear()
 
@@ -193,9 +198,8 @@ def make_device_inserter(store: SharedStore) -> TextInserter | None:
             packed = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
             if device.type != "cpu":
                 packed = packed.pin_memory().to(device, non_blocking=True)
-            tokens, places, row_ids, lengths, counts, scopes, new_slots = packed.split(
-                [len(column) for column in columns]
-            )
+            sizes = [len(column) for column in columns]
+            tokens, places, row_ids, lengths, counts, scopes, new_slots = torch.split(packed, sizes)
             token_ids.view(-1).index_copy_(0, places, tokens.int())
             num_tokens.index_copy_(0, row_ids, lengths.int())
             max_new = int(part.counts.max())
