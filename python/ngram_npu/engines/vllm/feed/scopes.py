@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 
-from ngram_npu.store import scope_of
+from ngram_npu.store.identifiers import Scope, scope_of
 
 _FOLDED = "ngram_npu_scope:"
 """Prefix of a salt that contains a scope."""
@@ -30,7 +30,7 @@ def fold_scope(name: str | int | None, salt: str | None) -> str | None:
     return _FOLDED + json.dumps([name, salt])
 
 
-def compute_scope(adapter_name: str | None, salt: str | None) -> int:
+def compute_scope(adapter_name: str | None, salt: str | None) -> Scope:
     """Returns the store's scope of a request with a LoRA adapter of this name and with this salt.
 
     Without both, the scope is 0. With only a scope that :func:`fold_scope` folded into the salt, it
@@ -41,17 +41,18 @@ def compute_scope(adapter_name: str | None, salt: str | None) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _compute_scope(adapter_name: str | None, salt: str | None) -> int:
+def _compute_scope(adapter_name: str | None, salt: str | None) -> Scope:
     if adapter_name is None:
         if salt is None:
-            return 0
+            return Scope(0)
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             name, own_salt = json.loads(salt.removeprefix(_FOLDED))
             if own_salt is None and fold_scope(name, None) == salt:
-                return int(scope_of(name))
+                return scope_of(name)
     digest = hashlib.blake2b(digest_size=8)
     for part in (adapter_name, salt):
         raw = b"" if part is None else part.encode("utf-8", "surrogatepass")
         # With the length, two pairs cannot have the same bytes. None differs from an empty name.
         digest.update((0 if part is None else len(raw) + 1).to_bytes(8, "little") + raw)
-    return _NAMED_SCOPES | int.from_bytes(digest.digest(), "little") & (_NAMED_SCOPES - 1)
+    number = int.from_bytes(digest.digest(), "little") & (_NAMED_SCOPES - 1)
+    return Scope(_NAMED_SCOPES | number)
