@@ -24,7 +24,7 @@ MORE_TARGETS := docs tidy cuda-resources test-slow test-sanitizers test-pythons 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch \
   cuda-resources check-python test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm \
   test-vllm-v2 test-neon prove-mutants prove-async prove-stream prove-store prove-fuzz prove-engines prove-torches gpu gpu-peers \
-  gpu-build gpu-test gpu-bench bench clean another-python
+  gpu-build gpu-test gpu-bench gpu-loads gpu-sanitize bench clean another-python
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -108,11 +109,11 @@ def _make_proposals(rng: np.random.Generator) -> Iterator[Sample]:
     for batch, policy in zip(LARGE_BATCHES, POLICIES, strict=True):
         rows, num_tokens = draw_rows(rng, batch, 20, 2), in_buffer(rng.integers(0, 21, batch))
         yield Sample(f"many-{batch}", (rows, num_tokens, None, None, 1, 3, 4, *policy, 22))
-    for match_policy, max_n in ((0, 3), (1, 3), (0, 64), (1, 64)):
-        rows = in_buffer(make_match_rows(PIECE_ENDS, max_n, 2300), before=1, gap=1)
-        num_tokens = in_buffer([2300] * len(PIECE_ENDS))
+    for (length, ends), max_n, match_policy in product(PIECE_ENDS.items(), (3, 64), (0, 1)):
+        rows = in_buffer(make_match_rows(ends, max_n, length), before=1, gap=1)
+        num_tokens = in_buffer([length] * len(ends))
         args = (rows, num_tokens, None, None, 2, max_n, 4, match_policy, False, UNLIMITED)
-        yield Sample(f"pieces-{max_n}-{match_policy}", args)
+        yield Sample(f"pieces-{length}-{max_n}-{match_policy}", args)
 
     for k in (0, 1, 64):
         for max_len in (-(2**63), -1, 0, 89, 90, 91, 95, UNLIMITED):
@@ -312,15 +313,16 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
         rows, lengths = draw_rows(rng, batch, 20, 2), in_buffer(rng.integers(0, 21, batch))
         args = (rows, lengths, sample_tokens(rng, batch, 3, 2), None, None, True, 2)
         yield Sample(f"many-{batch}", (*args, 1, 3, 4, *policy, 22, None))
-    for match_policy, n in ((0, 3), (1, 64)):
-        new_rows = make_match_rows(PIECE_ENDS, n, 2300)
+    for (length, ends), (match_policy, n) in product(PIECE_ENDS.items(), ((0, 3), (1, 64))):
+        new_rows = make_match_rows(ends, n, length)
         for width in (1, 2, 64):  # the last 1, 2 or 64 tokens are appended
-            old_length = 2300 - width
-            rows = in_buffer(np.where(np.arange(2300) < old_length, new_rows, -7), gap=1)
+            old_length = length - width
+            rows = in_buffer(np.where(np.arange(length) < old_length, new_rows, -7), gap=1)
             lengths = in_buffer([old_length] * len(rows))
             args = (rows, lengths, in_buffer(new_rows[:, old_length:]), None, None)
             tail = (True, UNLIMITED, 2, n, 4, match_policy, False, UNLIMITED, None)
-            yield Sample(f"pieces-{n}-{match_policy}-{width}", (*args, *tail))
+            label = f"pieces-{length}-{n}-{match_policy}-{width}"
+            yield Sample(label, (*args, *tail))
     yield from _make_empty_steps()
     yield from _make_hostile_steps(rng)
 
