@@ -272,13 +272,15 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
 
 
 def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
+    from ngram_npu.errors import import_optional
+
     from ngram_npu_cli.report import count_usable_cores
     from ngram_npu_cli.tune import CANDIDATES, format_report, tune
     from ngram_npu_cli.tune.candidates import parse_candidate
-    from ngram_npu_cli.tune.html import check_html, save_html
+    from ngram_npu_cli.tune.html import save_html
 
     if arguments.html is not None:
-        check_html()
+        import_optional("matplotlib.figure", "--html", "html")
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.select_batch_sizes(arguments.batch_size)

@@ -159,15 +159,15 @@ def learn(
     size = options.store_tokens or curve.compute_full_size(sample.texts)
     points: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
-    if evaluation.is_possible:
+    if evaluation.conversations and evaluation.earlier:
         points = evaluation.replay_curve(size)
         by_k = evaluation.replay_lengths(points[-1])
         sample.notes += evaluation.list_notes(options.store_tokens)
     else:
         sample.notes.append("no curve: this needs two conversations, or a store and a conversation")
     store = curve.make_store(size, tokenization.digest)
-    for done, text in enumerate(sample.texts, 1):
-        curve.add_texts(store, [text])
+    for done, (scope, tokens) in enumerate(sample.texts, 1):
+        store.add_text(tokens, scope)
         if done % 1000 == 0 or done == len(sample.texts):
             progress(Progress(f"{size} tokens", "learn", done, len(sample.texts)))
     if output is not None:

@@ -7,7 +7,7 @@ Also reads and checks store files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -126,11 +126,6 @@ class Evaluation:
             num_answers += len(conversation.answers)
         self.earlier = list(texts)[: max(0, len(texts) - num_answers)]
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether there are conversations to replay and earlier texts."""
-        return bool(self.conversations and self.earlier)
-
     def list_notes(self, store_tokens: int | None) -> list[str]:
         """Returns warnings about unreliable results and a size that is too small."""
         notes = []
@@ -173,7 +168,8 @@ class Evaluation:
         if share is not None:
             known_texts = self.earlier[len(self.earlier) - round(share * len(self.earlier)) :]
             store = make_store(store_tokens)
-            add_texts(store, known_texts)
+            for scope, tokens in known_texts:
+                store.add_text(tokens, scope)
             label = f"{store_tokens} tokens, {share:.1%} known"
         total = Counts()
         for num_done, conversation in enumerate(self.conversations, 1):
@@ -282,9 +278,3 @@ def describe(path: Path) -> dict[str, Any]:
         "visibility": store.visibility,
         "tokenizer": store.tokenizer,
     }
-
-
-def add_texts(store: NgramStore, texts: Iterable[ScopedText]) -> None:
-    """Adds texts to the store, each under its scope as a number."""
-    for scope, tokens in texts:
-        store.add_text(tokens, scope)

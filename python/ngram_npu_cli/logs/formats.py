@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +42,6 @@ _SHAREGPT_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
-
-
-def read_conversations(
-    path: Path, limit: int | None = None, format_name: str | None = None
-) -> list[Conversation]:
-    """Reads at most `limit` conversations of a file, as `iter_conversations` does.
-
-    Raises:
-        InputError: A record is not a conversation (the message names file and line), or the file
-            cannot be opened or has no conversation.
-    """
-    conversations = list(islice(iter_conversations(path, format_name), limit))
-    if not conversations:
-        raise InputError(f"{path}: empty, no conversation in this file")
-    return conversations
 
 
 def iter_conversations(

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ngram_npu.errors import InputError
@@ -25,7 +25,6 @@ from ngram_npu_cli.logs.conversations import (
     Turn,
     stdlib_conversations,
 )
-from ngram_npu_cli.logs.formats import read_conversations
 from ngram_npu_cli.logs.reader import (
     Progress,
     Skipped,
@@ -58,7 +57,6 @@ __all__ = [
     "format_table",
     "load_inputs",
     "load_tokenizer",
-    "read_conversations",
     "replay",
     "simulate",
     "stdlib_conversations",
@@ -193,18 +191,14 @@ def _describe_tokenizer(tokenization: Tokenization, has_paths: bool) -> dict[str
     return description | ({"chosen": False} if tokenization.is_guessed and has_paths else {})
 
 
-def tokenize(
-    item: ReplayInput,
-    tokenizer: ReplayTokenizer | None,
-    chat_template: Literal["auto", "default", "none"] = "auto",
-) -> list[TokenRequest]:
+def tokenize(item: ReplayInput, tokenizer: ReplayTokenizer | None) -> list[TokenRequest]:
     """Converts one input's conversations to token ids, each prompt in its chat template.
 
     Raises:
         InputError: A turn has no token ids and there is no tokenizer, or the template rejects a
             conversation; the message names file and line.
     """
-    tokenization = Tokenization("ids", chat_template, tokenizer)
+    tokenization = Tokenization("ids", tokenizer=tokenizer)
     return _tokenize(item, tokenization, ignore_progress, strict=True).requests
 
 

@@ -182,16 +182,6 @@ def test_progress_is_shown_for_each_phase(write_jsonl: Writer) -> None:
 # The default input
 
 
-def test_default_input_is_deterministic() -> None:
-    conversations, missing = stdlib_conversations()
-    assert stdlib_conversations() == (conversations, missing)
-    assert sorted([c.id for c in conversations] + missing) == sorted(STDLIB_FILES)
-    assert len(conversations) > len(STDLIB_FILES) // 2, f"missing: {missing}"
-    turns = [turn for conversation in conversations for turn in conversation.turns]
-    assert len(turns) == len(conversations)
-    assert all(turn.completion and (turn.prompt or "").endswith("\n") for turn in turns)
-
-
 def test_source_is_split_at_a_line_end_and_limited() -> None:
     assert split_source("a\nbb\ncc\n") == ("a\nbb\n", "cc\n")
     assert split_source("no line end") == ("no line end", "")

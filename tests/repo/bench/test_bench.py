@@ -19,11 +19,12 @@ from tools.bench.ops import OPS, read_logs
 from tools.bench.ops.index import IndexStepImplementation
 from tools.bench.options import BenchError, Options, Size
 
-SLOW_OPS = {"host-latency"}
+SLOW_OPS = {"feed", "host-latency"}
 """Ops that start several processes."""
 OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
     "draft-length",
+    "fleet",
     "read-logs",
     "vllm-draft-graphs",
     "vllm-draft-length",
