@@ -145,7 +145,12 @@ WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
 test-python: install twins
 	$(WITH_WHEEL) $(PYTEST) -m "not slow"
 
-test-slow: install twins launch
+# Ray (150 MB) is needed by one slow test only.
+$(VENV)/.slow: tools/requirements-slow.txt $(VENV)/.ready
+	$(PY) $(PIP) install -r tools/requirements-slow.txt
+	touch $@
+
+test-slow: install twins launch $(VENV)/.slow
 	$(WITH_WHEEL) $(PYTEST) -m slow
 
 # Tests the package with the other Python versions in pyproject.toml that are installed on this machine.
