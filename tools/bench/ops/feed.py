@@ -23,7 +23,7 @@ from tools.bench.options import Options
 NUM_PUBLISHERS = 4
 RATES = {"idle": 0, "busy": 20_000, "flooded": None}
 """Published tokens per second of all publishers; None: as many as the reader reads."""
-NO_WAIT = "idle, no wait"
+NO_WAIT = "idle without waits"
 EVENTS_PER_BATCH = 64
 BATCHES = 400
 """Number of different batches of a publisher, which repeats them after clearing its cache."""
@@ -50,7 +50,7 @@ class FeedOp(Op):
         "flooded": "the other process sends whenever the reader reads",
         "work_us": "time of the Python loop",
         "add_us": "time of add_texts; without a reader, of two reads of the clock. After a wait, "
-        "caches and core are slow: a Python method that does nothing takes 2 us here",
+        "caches are cold and the core is slow",
         NO_WAIT: "idle, and a step begins when the one before has ended",
         "idle_call_ns": f"mean time of add_texts without texts, over {IDLE_CALLS} calls",
         "join": "decoding and joining events in one thread, without sockets",
@@ -83,7 +83,7 @@ class FeedOp(Op):
         child.terminate()
         for name, values in steps.items():
             yield {"reader": name, **summarize(values)}
-        yield {"reader": "idle", "idle_call_ns": round(float(np.median(idle_calls_ns)), 1)}
+        yield {"idle_call_ns": round(float(np.median(idle_calls_ns)), 1)}
         yield {"join": {"tokens_per_second": round(time_joiner())}}
 
 
