@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -123,7 +125,7 @@ def test_server_drafts_text_of_another_server(model: Path, tmp_path: Path) -> No
             assert fed > 1.3 * cold, (fed, cold)
             # The publisher is killed while the receiver serves.
             served = pool.submit(serve, receiver, second)
-            publisher.process.kill()
+            os.killpg(publisher.process.pid, signal.SIGKILL)
         assert served.result() == serve(receiver, second, scope="cold")
         # Another publisher takes the ports: vLLM without the plugin, which knows no scopes.
         with start_server(model, tmp_path / "c", ports=ports, plugin=False) as publisher:
