@@ -26,9 +26,9 @@ from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
 from ngram_npu.engines.vllm.patching import format_error
 
 KNOWN_BLOCKS = 1 << 20
-"""Blocks that all publishers' texts can be continued from: 200 MB."""
+"""Blocks of all publishers after which a text can continue: 230 MB."""
 WAITING_TOKENS = 1 << 20
-"""Tokens of all publishers that can wait for the engine."""
+"""Tokens of all publishers that can wait for the engine; a text counts as 64 tokens more."""
 READY_TOKENS = 1 << 15
 """Tokens, in addition, that the engine can take at once."""
 TEXT_TOKENS = 1 << 12
