@@ -145,6 +145,17 @@ def test_lost_batches_without_replay_are_counted(
     assert feed_reader.get_counters().gaps == 1
 
 
+def test_batch_with_false_number_counts_as_limited_gap(
+    publishers: Callable[..., Publisher], start: Start
+) -> None:
+    source = publishers(has_replay=False)
+    feed_reader, collector = start(source)
+    source.publish(make_event(make_text(1), name="first"))
+    source.send(2**60, encode_batch(make_event(make_text(2), name="false number")))
+    collector.wait_for(make_text(1), make_text(2))
+    assert feed_reader.get_counters().gaps == 2**20
+
+
 def test_taken_texts_have_at_most_max_tokens(
     publishers: Callable[..., Publisher], start: Start
 ) -> None:

@@ -35,6 +35,8 @@ _REPLAY_READS = 16
 _MESSAGE_OVERHEAD = 128
 """Bytes that a message takes in the backlog in addition to its payload, which may be empty."""
 _MAX_SEQUENCE = 1 << 62
+_MAX_COUNTED_GAP = 1 << 20
+"""A false number must not make the counter of lost batches useless."""
 _SEQUENCE_BYTES = 8
 _END_OF_REPLAY = b"\xff" * _SEQUENCE_BYTES
 
@@ -169,7 +171,7 @@ class Connection:
     def _add_batch(self, sequence: int, payload: bytes) -> None:
         first = self._last_next if self._next is None else self._next
         if first is not None:
-            self.num_gaps += max(0, sequence - first)
+            self.num_gaps += min(max(0, sequence - first), _MAX_COUNTED_GAP)
         self._next, self._last_next = sequence + 1, None
         self._backlog.append(payload)
         self._backlog_bytes += len(payload) + _MESSAGE_OVERHEAD
