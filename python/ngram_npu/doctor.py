@@ -200,9 +200,8 @@ def _check_feed(plugin_state: str) -> tuple[str | None, list[str]]:
     problems = []
     if plugin_state != "on":
         problems.append(f"{_FEED_VARIABLE}: no effect, because the plugin is {plugin_state}")
-    missing = [name for name in ("zmq", "msgspec") if importlib.util.find_spec(name) is None]
-    if missing:
-        problems.append(f"{_FEED_VARIABLE}: not installed: {', '.join(missing)}")
+    if importlib.util.find_spec("msgspec") is None:
+        problems.append(f"{_FEED_VARIABLE}: not installed: msgspec")
     if (store := os.environ.get("NGRAM_NPU_VLLM_STORE")) not in (None, "live"):
         problems.append(f"{_FEED_VARIABLE}: expected NGRAM_NPU_VLLM_STORE=live, got {store}")
     with contextlib.suppress(Exception):  # torch may not work, which the report contains

@@ -119,7 +119,7 @@ class LossySocket:
 
 @pytest.fixture(autouse=True)
 def _shorten_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "RECONNECT_MS", (20, 100))
+    monkeypatch.setattr(connection, "CONNECT_PAUSE_S", (0.02, 0.1))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from feed_publisher import (
 )
 from ngram_npu.engines.vllm.feed import addresses, connection, reader
 from ngram_npu.engines.vllm.feed.addresses import Publisher as Address
+from ngram_npu.engines.vllm.feed.events import TEXT_OVERHEAD
 from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import FeedCounters
 
@@ -37,8 +38,7 @@ def make_text(seed: int, num_blocks: int = 6) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _shorten_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "RECONNECT_MS", (20, 100))
-    monkeypatch.setattr(connection, "REOPEN_S", 0.3)
+    monkeypatch.setattr(connection, "CONNECT_PAUSE_S", (0.02, 0.1))
     monkeypatch.setattr(connection, "REPLAY_TIMEOUT_S", 0.3)
     monkeypatch.setattr(connection, "REPLAY_PAUSE_S", (0.1, 0.2))
     monkeypatch.setattr(reader, "IDLE_S", 0.01)
@@ -124,7 +124,7 @@ def test_long_replay_is_interrupted_and_completed(
     publishers: Callable[..., Publisher], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BACKLOG_BYTES", 2_000)
-    source, texts = publishers(), [make_text(i) for i in range(40)]
+    source, texts = publishers(), [make_text(i) for i in range(150)]
     for i, text in enumerate(texts):
         source.publish(make_event(text, name=str(i)))
     feed_reader, collector = start(source)
@@ -230,7 +230,7 @@ def send_malformed_messages(source: Publisher) -> None:
 
 
 def send_huge_batch(source: Publisher) -> None:
-    # libzmq ends the connection, also when a replay contains the batch.
+    # The reader ends the connection, also when a replay contains the batch.
     source.publish(make_event(make_text(90), name="before"))
     source.publish(make_event(make_text(91, 30_000), name="huge"))
     source.wait_for_subscription()
@@ -345,6 +345,21 @@ def test_text_that_is_not_taken_stays_within_limits(
     num_kept = num_published - feed_reader.get_counters().dropped
     assert num_kept <= 4_000 + 2_000
     wait_until(lambda: collector.has() and sum(map(len, collector.tokens.values())) == num_kept)
+
+
+def test_number_of_short_texts_that_wait_is_limited(
+    publishers: Callable[..., Publisher], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "WAITING_TOKENS", 4_000)
+    monkeypatch.setattr(reader, "READY_TOKENS", 1)
+    source = publishers()
+    feed_reader, _ = start(source)
+    fields = {"block_size": 1, "token_ids": [5], "extra_keys": [None]}
+    for first in range(0, 5_000, 100):
+        numbers = range(first, first + 100)
+        source.publish(*(make_event([], **fields, block_hashes=[i]) for i in numbers))
+    wait_until(lambda: feed_reader.get_counters().tokens == 5_000)
+    assert feed_reader.get_counters().dropped >= 5_000 - 1 - 4_000 // TEXT_OVERHEAD
 
 
 def test_errors_of_one_connection_are_contained(

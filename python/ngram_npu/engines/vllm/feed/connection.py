@@ -1,47 +1,37 @@
-"""Receives the batches of one publisher in order, including those that it must be asked for.
+"""Receives the batches of one publisher in order, including those that the reader must request.
 
 A publisher numbers its batches from 0 when it starts. The numbers say what is missing: what was
 published before the connection, or what was lost because the reader was slow. vLLM's replay socket
-answers a number with all batches from it on that it still has. While a replay is read, new batches
-wait in the socket of the live stream, so that batches are processed in their order.
+answers a number with all batches from this number on that the publisher still has. While a replay
+is read, new batches wait in the socket of the live stream, so batches are processed in order.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
-import zmq
 
 from ngram_npu.engines.vllm.feed.addresses import Publisher, StateLog
 from ngram_npu.engines.vllm.feed.events import EventError, TextJoiner, decode_event, split_batch
+from ngram_npu.engines.vllm.feed.zmtp import Client
+from ngram_npu.engines.vllm.patching import format_error
 
-MAX_MESSAGE_BYTES = 1 << 20
-"""libzmq ends the connection if a part of a message is larger. The batch of a step with 65,536
-tokens has 0.3 MB."""
-MAX_MESSAGES = 128
-"""Messages of a publisher that libzmq keeps for the reader. More wait in the publisher."""
 BACKLOG_BYTES = 1 << 24
 """Received batches of a publisher that are not decoded yet. A longer replay is interrupted. vLLM
 drops the rest of a replay that is not received at once."""
 LIVE_BACKLOG_BYTES = 1 << 16
-"""With more than this, new batches wait in the socket."""
-RECONNECT_MS = 1_000, 30_000
-"""Minimum and maximum time between two attempts to connect."""
-REOPEN_S = 60.0
-"""After this time without a connection, the socket is opened again: libzmq itself does not connect
-again after a message that is too large, or to a server with another protocol."""
-HEARTBEAT_MS = 10_000, 30_000
-"""How often a connection is checked, and how long the answer may take."""
+"""With more than this, new batches wait in the publisher."""
+CONNECT_PAUSE_S = 1.0, 30.0
+"""Time until the next attempt to connect: it doubles up to the maximum."""
 REPLAY_TIMEOUT_S = 2.0
 """How long the answer to a request may pause."""
 REPLAY_PAUSE_S = 5.0, 600.0
 """Time after an unanswered request in which there is no other one: it doubles up to the maximum."""
-_MESSAGES_AT_ONCE = 256
+_REPLAY_READS = 16
+"""Number of times that a replay is received from in a turn of the reader."""
 _MESSAGE_OVERHEAD = 128
 """Bytes that a message takes in the backlog in addition to its payload, which may be empty."""
 _MAX_SEQUENCE = 1 << 62
@@ -50,17 +40,15 @@ _END_OF_REPLAY = b"\xff" * _SEQUENCE_BYTES
 
 
 class Connection:
-    """The sockets of one publisher, and its text. Only the reader's thread uses it."""
+    """The connection to one publisher, and its text. Only the reader's thread uses it."""
 
-    def __init__(
-        self, context: zmq.Context[Any], publisher: Publisher, joiner: TextJoiner, log: StateLog
-    ) -> None:
+    def __init__(self, publisher: Publisher, joiner: TextJoiner, log: StateLog) -> None:
         self.publisher, self.joiner = publisher, joiner
         self.max_waiting = 0
-        """Tokens that may wait in the joiner; the oldest text is dropped for newer text."""
+        """Maximum of the joiner's ``waiting_size``; the oldest text is dropped for newer text."""
         self.is_connected = False
         self.num_gaps = self.num_dropped = self.num_rejected = 0
-        self._context, self._log = context, log
+        self._log = log
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._events: Iterator[msgspec.Raw] | None = None
@@ -73,55 +61,30 @@ class Connection:
         """The live stream repeats batches below this number, because a replay contained them."""
         self._held: tuple[int, bytes] | None = None
         """A live batch that waits for the replay of those before it."""
-        self._replay: zmq.Socket[bytes] | None = None
+        self._live: Client | None = None
+        self._received: deque[list[bytes]] = deque()
+        """Messages of the live stream that wait until a replay ends or the backlog is shorter."""
+        self._connect_at, self._connect_pause_s = 0.0, CONNECT_PAUSE_S[0]
+        self._replay: Client | None = None
         self._is_interrupted = False
         """Whether the replay goes on when the backlog is shorter."""
         self._replay_deadline = self._replay_allowed_at = 0.0
         self._replay_pause_s = REPLAY_PAUSE_S[0]
-        self._open_live()
-
-    def _open_live(self) -> None:
-        self._live = self._open_socket(zmq.SUB)
-        self._live.subscribe(b"")
-        self._live.set(zmq.RECONNECT_IVL, RECONNECT_MS[0])
-        self._live.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
-        self._live.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS[0])
-        self._live.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_MS[1])
-        self._monitor = self._live.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
-        self._live.connect(self.publisher.make_endpoint(self.publisher.port))
-        self._reopen_at = time.monotonic() + REOPEN_S
-
-    def _close_live(self) -> None:
-        self._live.disable_monitor()
-        self._monitor.close(0)
-        self._live.close(0)
-
-    def _open_socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.RCVHWM, MAX_MESSAGES)
-        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.set(zmq.IPV6, 1)
-        return socket
 
     def close(self) -> None:
         self._end_replay()
-        self._close_live()
+        if self._live is not None:
+            self._live.close()
+            self._live = None
 
     @property
     def has_backlog(self) -> bool:
         return bool(self._backlog) or self._events is not None
 
-    def get_sockets(self) -> list[zmq.Socket[bytes]]:
-        """Returns the sockets whose messages can be received now."""
-        sockets = [self._monitor]
-        if self._replay is not None:
-            sockets.append(self._replay)
-        elif self._can_read_live():
-            sockets.append(self._live)
-        return sockets
+    def get_clients(self) -> list[Client]:
+        """Returns the clients from which messages can be received now."""
+        clients = [self._replay, self._live if self._can_read_live() else None]
+        return [client for client in clients if client is not None]
 
     def _can_read_live(self) -> bool:
         is_replaying = self._replay is not None or self._is_interrupted
@@ -129,39 +92,51 @@ class Connection:
 
     def receive(self) -> None:
         """Receives messages that have arrived, without waiting."""
-        while (frames := _receive(self._monitor)) is not None:
-            event = int.from_bytes(frames[0][:2], sys.byteorder)
-            self._start_stream() if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else self._end_stream()
-        if not self.is_connected and time.monotonic() > self._reopen_at:
-            self._close_live()
-            self._open_live()
+        if self._live is None and time.monotonic() >= self._connect_at:
+            self._connect()
         if self._is_interrupted and self._backlog_bytes < BACKLOG_BYTES // 2:
             self._is_interrupted = False
             if not self._request_replay(self._next or 0):
                 self._release_held()
         if self._replay is not None:
-            self._receive_replay(self._replay)
-        for _ in range(_MESSAGES_AT_ONCE):
-            if not self._can_read_live() or (frames := _receive(self._live)) is None:
-                return
-            self._add_live(frames)
+            self._receive_replay()
+        if self._live is not None and not self._received and self._can_read_live():
+            self._receive_live(self._live)
+        while self._received and self._can_read_live():
+            self._add_live(self._received.popleft())
+
+    def _connect(self) -> None:
+        try:
+            self._live = Client(self.publisher.host, self.publisher.port, "SUB")
+        except OSError as error:
+            self._end_stream(error)
+
+    def _receive_live(self, client: Client) -> None:
+        try:
+            self._received += client.receive()
+        except OSError as error:
+            self._end_stream(error)
+            return
+        if client.is_ready and not self.is_connected:
+            self._start_stream()
 
     def _start_stream(self) -> None:
         self.is_connected = True
         self._log.log(self.publisher, "is connected")
         self._request_replay(0)
 
-    def _end_stream(self) -> None:
+    def _end_stream(self, error: OSError) -> None:
+        state = "is disconnected" if self.is_connected else "cannot be reached"
+        self._log.log(self.publisher, state, f": {format_error(error)}")
         if self.is_connected:
-            self._log.log(self.publisher, "is disconnected")
-        self.is_connected, self._reopen_at = False, time.monotonic() + REOPEN_S
-        self._end_replay()
+            self._connect_pause_s = CONNECT_PAUSE_S[0]
+        self._connect_at = time.monotonic() + self._connect_pause_s
+        self._connect_pause_s = min(2 * self._connect_pause_s, CONNECT_PAUSE_S[1])
+        self.is_connected = False
+        self.close()
         self._release_held()
-        # What still arrives belongs to the connection that has ended.
-        for _ in range(2 * MAX_MESSAGES):
-            if (frames := _receive(self._live)) is None:
-                break
-            self._add_live(frames, may_replay=False)
+        while self._received:
+            self._add_live(self._received.popleft(), may_replay=False)
         self._last_next = self._last_next if self._next is None else self._next
         self._next, self._replay_end = None, 0
 
@@ -204,37 +179,49 @@ class Connection:
         if self.publisher.replay_port is None or time.monotonic() < self._replay_allowed_at:
             return False
         self._end_replay()
-        self._replay = self._open_socket(zmq.DEALER)
-        self._replay.connect(self.publisher.make_endpoint(self.publisher.replay_port))
-        request = first.to_bytes(_SEQUENCE_BYTES, "big")
-        self._replay.send_multipart((b"", request), zmq.NOBLOCK)
+        try:
+            self._replay = Client(self.publisher.host, self.publisher.replay_port, "DEALER")
+        except OSError:
+            return False
+        self._replay.send(b"", first.to_bytes(_SEQUENCE_BYTES, "big"))
         self._replay_deadline = time.monotonic() + REPLAY_TIMEOUT_S
         return True
 
-    def _receive_replay(self, socket: zmq.Socket[bytes]) -> None:
-        for _ in range(_MESSAGES_AT_ONCE):
+    def _receive_replay(self) -> None:
+        for _ in range(_REPLAY_READS):
+            if self._replay is None:
+                return
             if self._backlog_bytes >= BACKLOG_BYTES:
                 self._end_replay()
                 self._is_interrupted = True
                 return
-            if (frames := _receive(socket)) is None:
+            try:
+                messages = self._replay.receive()
+            except OSError:
+                self._replay_deadline = 0.0
+                messages = []
+            for frames in messages:
+                if self._replay is not None:
+                    self._add_replayed(frames)
+            if not messages:
                 break
-            if len(frames) < 2 or frames[-2] == _END_OF_REPLAY:
-                self._replay_pause_s = REPLAY_PAUSE_S[0]
-                self._finish_replay()
-                return
-            if not _is_sequence(frames[-2]):
-                self._reject("sends messages that are no batches")
-                continue
-            sequence = int.from_bytes(frames[-2], "big")
-            if self._next is None or sequence >= self._next:
-                self._add_batch(sequence, frames[-1])
-                self._replay_deadline = time.monotonic() + REPLAY_TIMEOUT_S
-        if time.monotonic() > self._replay_deadline:
+        if self._replay is not None and time.monotonic() > self._replay_deadline:
             self._log.log(self.publisher, "does not answer replay requests")
             self._replay_allowed_at = time.monotonic() + self._replay_pause_s
             self._replay_pause_s = min(2 * self._replay_pause_s, REPLAY_PAUSE_S[1])
             self._finish_replay()
+
+    def _add_replayed(self, frames: list[bytes]) -> None:
+        if len(frames) < 2 or frames[-2] == _END_OF_REPLAY:
+            self._replay_pause_s = REPLAY_PAUSE_S[0]
+            self._finish_replay()
+        elif not _is_sequence(frames[-2]):
+            self._reject("sends messages that are no batches")
+        else:
+            sequence = int.from_bytes(frames[-2], "big")
+            if self._next is None or sequence >= self._next:
+                self._add_batch(sequence, frames[-1])
+                self._replay_deadline = time.monotonic() + REPLAY_TIMEOUT_S
 
     def _finish_replay(self) -> None:
         self._end_replay()
@@ -244,7 +231,7 @@ class Connection:
     def _end_replay(self) -> None:
         self._is_interrupted = False
         if self._replay is not None:
-            self._replay.close(0)
+            self._replay.close()
             self._replay = None
 
     def _reject(self, state: str, detail: str = "") -> None:
@@ -267,7 +254,7 @@ class Connection:
                     self.joiner.add_event(decode_event(raw), time.monotonic())
             except EventError as error:
                 self._reject("sends malformed events", f": {error}")
-            while self.joiner.num_waiting > self.max_waiting:
+            while self.joiner.waiting_size > self.max_waiting:
                 self._log.log(self.publisher, "sends more text than this engine takes")
                 self.num_dropped += self.joiner.drop_oldest()
             if time.perf_counter() >= deadline:
@@ -276,11 +263,3 @@ class Connection:
 
 def _is_sequence(frame: bytes) -> bool:
     return len(frame) == _SEQUENCE_BYTES and int.from_bytes(frame, "big") < _MAX_SEQUENCE
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    """Returns the parts of the next message; None if none has arrived."""
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None

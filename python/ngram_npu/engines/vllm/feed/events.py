@@ -35,6 +35,8 @@ MAX_OPEN_TEXTS = 1 << 12
 """Number of a publisher's texts that can be continued under their number."""
 CONTEXT_TOKENS = 16
 """Tokens repeated at the start of a text that branches off another one: the longest n-gram."""
+TEXT_OVERHEAD = 64
+"""Tokens that take as much memory as a waiting text without tokens. Texts can be short."""
 _TOKEN_BYTES = 4
 _SCOPE_BYTES = 8
 
@@ -172,6 +174,11 @@ class TextJoiner:
         self.num_tokens = 0
         self.num_orphans = 0
         self.num_rejected = 0
+
+    @property
+    def waiting_size(self) -> int:
+        """Memory that waiting texts take, in tokens."""
+        return self.num_waiting + TEXT_OVERHEAD * len(self.waiting)
 
     def set_capacity(self, blocks: int) -> None:
         """Sets how many blocks are remembered."""

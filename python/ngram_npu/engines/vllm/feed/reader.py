@@ -10,6 +10,7 @@ sends ends the thread or raises an error in the scheduler.
 from __future__ import annotations
 
 import functools
+import select
 import threading
 import time
 from collections import deque
@@ -17,9 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from multiprocessing.util import Finalize
-from typing import Any
-
-import zmq
 
 from ngram_npu.engines.vllm.feed.addresses import AddressBook, Publisher, StateLog
 from ngram_npu.engines.vllm.feed.connection import Connection
@@ -28,9 +26,9 @@ from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
 from ngram_npu.engines.vllm.patching import format_error
 
 KNOWN_BLOCKS = 1 << 20
-"""Blocks that all publishers' texts can be continued from: 200 MB."""
+"""Blocks of all publishers after which a text can continue: 230 MB."""
 WAITING_TOKENS = 1 << 20
-"""Tokens of all publishers that can wait for the engine."""
+"""Tokens of all publishers that can wait for the engine; a text counts as 64 tokens more."""
 READY_TOKENS = 1 << 15
 """Tokens, in addition, that the engine can take at once."""
 TEXT_TOKENS = 1 << 12
@@ -68,7 +66,6 @@ class FeedReader:
         self._counted: tuple[FeedCounters, tuple[Connection, ...]] = FeedCounters(), ()
         """Counters of removed publishers, and the others. Replaced as a whole, because another
         thread reads them."""
-        self._context: zmq.Context[Any] = zmq.Context()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ngram_npu feed", daemon=True)
         self._thread.start()
@@ -122,18 +119,14 @@ class FeedReader:
             self._closed.wait(PAUSE_PER_WORK * (time.perf_counter() - started))
         for connection in self._connections.values():
             connection.close()
-        self._context.destroy(linger=0)
 
     def _wait_for_messages(self) -> None:
-        poller = zmq.Poller()
+        poller = select.poll()
         for connection in self._connections.values():
-            for socket in connection.get_sockets():
-                poller.register(socket, zmq.POLLIN)
+            for client in connection.get_clients():
+                poller.register(client, select.POLLIN | select.POLLOUT * client.has_output)
         is_busy = any(connection.has_backlog for connection in self._connections.values())
-        if self._connections:
-            poller.poll(0 if is_busy else int(IDLE_S * 1000))
-        else:
-            self._closed.wait(IDLE_S)
+        poller.poll(0 if is_busy else int(IDLE_S * 1000))
 
     def _work(self, started: float, turn: int) -> None:
         """Receives from all publishers, and decodes batches of one of them."""
@@ -171,7 +164,7 @@ class FeedReader:
 
     def _connect(self, publisher: Publisher) -> None:
         joiner = TextJoiner(self._vocab_size, self._numbers)
-        self._connections[publisher] = Connection(self._context, publisher, joiner, self._log)
+        self._connections[publisher] = Connection(publisher, joiner, self._log)
         self._counted = self._counted[0], tuple(self._connections.values())
         for connection in self._connections.values():
             connection.joiner.set_capacity(KNOWN_BLOCKS // len(self._connections))
