@@ -23,6 +23,7 @@ SLOW_OPS = {"host-latency"}
 OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
     "draft-length",
+    "prompt-scopes",
     "vllm-draft-graphs",
     "vllm-draft-length",
     "vllm-end-to-end",
