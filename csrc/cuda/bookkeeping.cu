@@ -56,7 +56,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_inputs_padded(const PrepareInput
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_inputs(const PrepareInputsParams* params, void* stream) {
-  return cuda::launch(cuda::prepare_inputs_kernel, dim3(1), cuda::kThreads, stream, *params);
+  return cuda::launch(cuda::prepare_inputs_kernel, {dim3(1), cuda::kThreads}, stream, *params);
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_input_ids_(const PrepareInputIdsParams* params, void* stream) {

@@ -13,6 +13,8 @@ import torch
 from ngram_npu.async_state import StepInputs
 from transformers import AttentionInterface, PreTrainedModel
 
+from .pipeline import Pipeline
+
 ATTENTION_NAME = "ngram_npu_paged"
 """The name of :func:`paged_attention` in transformers."""
 
@@ -164,13 +166,27 @@ def paged_attention(
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
+def count_position_dims(model: PreTrainedModel) -> int:
+    """Returns the number of dimensions of rotary positions: 3 with M-RoPE, otherwise 1."""
+    config = model.config.get_text_config()
+    options = (getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling"))
+    return 3 if any("mrope_section" in values for values in options) else 1
+
+
 class PagedModel:
     """Runs a model on the flat tokens of a step."""
 
-    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_blocks: int,
+        block_size: int,
+        pipeline: Pipeline | None = None,
+    ) -> None:
         """
         Args:
             model: a causal LM in evaluation mode, its attention set to :data:`ATTENTION_NAME`.
+            pipeline: with pipeline parallelism: the stage whose layers the model has.
 
         Raises:
             ValueError: the model does not use this attention.
@@ -182,6 +198,7 @@ class PagedModel:
                 "use load() or use_paged_attention() of this module"
             )
         self.model = model
+        self.pipeline = pipeline
         self.block_size = block_size
         self.cache = PagedKVCache(num_blocks * block_size)
 
@@ -194,18 +211,29 @@ class PagedModel:
         logit_indices: torch.Tensor,
     ) -> torch.Tensor:
         """Computes the step's tokens. Returns logits [L,V] at the flat positions `logit_indices`
-        [L]. The other arguments are those of :func:`plan_step`."""
+        [L]; in a stage before the last, the hidden states that the next stage receives. The other
+        arguments are those of :func:`plan_step`."""
         step = plan_step(
             self.cache, inputs, block_table, self.block_size, num_tokens, upper_seq_lens
         )
         num_step_tokens = inputs.num_step_tokens
+        positions = inputs.positions if inputs.rope_positions is None else inputs.rope_positions
+        pipeline, hidden = self.pipeline, None
+        if pipeline is not None and not pipeline.is_first:
+            shape = 1, num_step_tokens, self.model.config.hidden_size
+            hidden = torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
+            pipeline.receive_hidden(hidden)
+        is_last = pipeline is None or pipeline.is_last
         logits: torch.Tensor = self.model(
-            input_ids=inputs.input_ids[None, :num_step_tokens],
-            position_ids=inputs.positions[None, :num_step_tokens],
+            input_ids=inputs.input_ids[None, :num_step_tokens] if hidden is None else None,
+            inputs_embeds=hidden,
+            position_ids=positions[..., None, :num_step_tokens],
             use_cache=False,
-            logits_to_keep=logit_indices,
+            logits_to_keep=logit_indices if is_last else 0,
             paged_step=step,
         ).logits
+        if pipeline is not None and not is_last:
+            pipeline.send_hidden(logits)
         return logits[0]
 
 

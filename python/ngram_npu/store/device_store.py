@@ -303,6 +303,11 @@ class DeviceStore:
         with self._mutex:
             self.slots[slot].zero_()
 
+    def begin_requests(self, slots: Tensor) -> None:
+        """Does what :meth:`begin_request` does for slots [N] int64, which are on the device."""
+        with self._mutex:
+            self.slots.index_fill_(0, slots, 0)
+
     def append(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
     ) -> None:

@@ -36,8 +36,7 @@ def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
 
     Requests of a group have similar lengths, so that most of a batch runs until its end.
     """
-    num_generated = [sum(end - start for start, end in r.spans()) for r in requests]
-    order = sorted(range(len(requests)), key=lambda i: (num_generated[i], i))
+    order = sorted(range(len(requests)), key=lambda i: requests[i].num_generated)
     chunks: list[list[int]] = []
     longest = 0
     for i in order:

@@ -169,33 +169,6 @@ def test_long_prompt_is_indexed_over_several_steps() -> None:
     assert stats.page_splits > 100
 
 
-@pytest.mark.parametrize("match_policy", [0, 1])
-def test_large_row_drafts_like_the_scan(match_policy: int) -> None:
-    rng = np.random.default_rng(7)
-    length = 1_500_000
-    tokens = rng.integers(0, 100_000, (1, length + 64), dtype=np.int32)
-    # The occurrence of a match is up to half the row away.
-    tokens[0, length // 2 : length // 2 + 1000] = tokens[0, 1000:2000]
-    index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
-    lengths = np.array([length], np.int32)
-    index.append(tokens, lengths, match_policy=match_policy)
-    assert index.tensor[DEPTH] > 10  # the directory has several pages
-    scanned_tokens = tokens.copy()
-    num_drafted = 0
-    for start in (1500, 1700, length // 2 + 900, 5):
-        for position in range(start, start + 6):
-            sampled = tokens[:, position : position + 1].copy()
-            options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match_policy}
-            expected_lengths = lengths.copy()
-            expected = _C.ngram_step_(scanned_tokens, expected_lengths, sampled, **options)
-            results = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
-            assert all(map(np.array_equal, results, expected))
-            num_drafted += int(expected[3][0])
-    assert num_drafted > 20
-    assert index.statistics.rows_indexed == 24
-    index.check_integrity()
-
-
 def test_page_splits_only_when_full() -> None:
     """From 32,768 tokens on, a position has 16 bits. An entry in a page of depth 4 has as many."""
     rng = np.random.default_rng(0)

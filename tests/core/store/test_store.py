@@ -145,6 +145,23 @@ def test_warm_equals_a_request_with_equal_text() -> None:
     assert np.array_equal(warmed_store.tensor, request_store.tensor)
 
 
+def test_appended_rows_continue_the_text_of_their_slots() -> None:
+    store = NgramStore(3, 8192)
+    rows = np.arange(20, dtype=np.int32).reshape(2, 10)
+    slots, scopes = np.array([2, 0], np.int32), np.array([5, 0], np.int64)
+    for count in (4, 6):
+        lengths = np.full(2, count, np.int32)
+        new = np.full(2, min(count, 4), np.int32)  # tokens of both calls overlap
+        store.append_rows(rows, lengths, new, slot_indices=slots, scopes=scopes)
+    assert [(scope, text.tolist()) for scope, text in store.texts()] == [
+        (5, [0, 1, 2, 3, 4, 5]),
+        (0, [10, 11, 12, 13, 14, 15]),
+    ]
+    assert store.statistics.tokens_inserted == 12
+    store.close_slots(slots)
+    assert store.statistics.open_slots == 0
+
+
 def test_clear_erases_one_scope_or_all_scopes() -> None:
     store = NgramStore(2, 8192)
     store.warm([TEXT * 20], scope="a")

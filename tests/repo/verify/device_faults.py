@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twins import ROOT
@@ -78,16 +78,6 @@ launch status is ignored
 -   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
 +   cudaLaunchKernelEx(&config, kernel, arguments...);
 +   return kOk;
-warp sums are read before they are written
-- = in_warp;
--   __syncthreads();
-+ = in_warp;
-
-@ csrc/cuda/bookkeeping.cu fast prepare_inputs
-offsets are read before they are written
-- kept_before[thread + 1] = kept_to_here;
--     __syncthreads();
-+ kept_before[thread + 1] = kept_to_here;
 
 @ csrc/cuda/device_store.cu hooks device_store_append_
 plain store instead of the atomic maximum
@@ -99,14 +89,6 @@ every block of the second launch writes the next block number
 first launch writes the word that it reads
 -   if (threadIdx.x == 0) p.allocator[kPlannedNumber] =
 +   if (threadIdx.x == 0) p.allocator[kNextNumber] =
-plan is zeroed before all threads have read it
-- if (thread == 0) finish_append(p, append, i);
--   __syncthreads();
-+ if (thread == 0) finish_append(p, append, i);
-limit is read before all threads have counted
-- static_cast<int32_t>(num_reserved));
--   __syncthreads();
-+ static_cast<int32_t>(num_reserved));
 n-gram is looked up in the launch that inserts n-grams
 -   if (thread == 0) finish_append(p, append, i);
 -   __syncthreads();
@@ -140,10 +122,6 @@ successor is used without a check
 + ring_row(contents, contents.blocks[found.row][kNext]);
 
 @ csrc/cuda/correction.cu fast correct_num_computed_tokens_
-no barrier after staging
-- corrected_counts(p, i));
--   __syncthreads();
-+ corrected_counts(p, i));
 barrier of a warp only
 - corrected_counts(p, i));
 -   __syncthreads();
@@ -156,24 +134,10 @@ old counts are loaded as constant
 + thread] = (__ldg(p.counts.num_computed_tokens + thread), corrected_counts(p.counts, thread))
 
 @ csrc/cuda/correction.cu fast correct_spec_state_
-offsets are read before they are written
-- p.slots.query_start_loc[0];
--   __syncthreads();
-+ p.slots.query_start_loc[0];
 counter is not reset
 - if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
 every block finalizes: &staged.is_last)) return; => &staged.is_last)) {}
 no barrier in a grid of one block: if (!is_last_block( => if (gridDim.x > 1 && !is_last_block(
-
-@ csrc/cuda/launch.cuh fast correct_spec_state_
-no barrier before arriving
-- bool* is_last) {
--   __syncthreads();
-+ bool* is_last) {
-no barrier after arriving
-- gridDim.x - 1;
--   __syncthreads();
-+ gridDim.x - 1;
 
 @ csrc/cuda/launch.cuh hooks correct_spec_state_
 arrival does not release: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_ACQUIRE
@@ -181,73 +145,39 @@ arrival does not acquire: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELEASE
 arrival has block scope: __NV_THREAD_SCOPE_DEVICE => __NV_THREAD_SCOPE_BLOCK
 
 @ csrc/cuda/lookup.cuh fast ngram_propose
-suffix is read before it is written
-- - 1 - thread];
--     }
--     __syncthreads();
-+ - 1 - thread];
-+     }
-best match is read before all warps have merged theirs
-- search.merge_into_block();
--   }
--   __syncthreads();
-+ search.merge_into_block();
-+   }
-each lane decides alone to stop
-- if (__any_sync(kWholeWarp, has_full_match_before(tile))) return false;
-+ if (has_full_match_before(tile)) return false;
-each lane verifies alone
-- return !__any_sync(kWholeWarp, has_candidate) || verify_tile(tile);
-+ return !has_candidate || verify_tile(tile);
-no barrier after arriving
--   __syncthreads();
--   return block.is_last;
-+   return block.is_last;
-first tile is read before it is written
-- block.first_tile = total;
--   }
--   __syncthreads();
-+ block.first_tile = total;
-+   }
-shared memory is overwritten before all threads have read it
-- __syncthreads();  // all threads are done with the block's shared memory
-next request is read before it is written
-- block.first_tile = request_end + 1;
--     }
--     __syncthreads();
--   }
-+ block.first_tile = request_end + 1;
-+     }
-+   }
+each lane decides alone to merge: if (longest == 0) return; => if (best_ == 0) return;
 
 @ csrc/cuda/lookup.cuh hooks ngram_propose
-report without an atomic
-- if (lane() == 0 && longest > 0) atomicMax(&block_.best, rank);
-+ if (lane() == 0 && rank > block_.best) block_.best = rank;
+best match is merged without an atomic
+- if (thread() % kWarpSize == 0) atomicMax(&block_.best, rank);
++ if (thread() % kWarpSize == 0 && rank > block_.best) block_.best = rank;
 
 @ csrc/cuda/lookup.cuh fast ngram_step_
-all requests share one workspace: join_blocks(workspace[i], => join_blocks(workspace[0],
-workspace is not reset: if (workspace != nullptr) workspace[r] = {}; =>
-only the first request's workspace is reset
-- if (workspace != nullptr) workspace[r] = {};
-+ if (workspace != nullptr && r == 0) workspace[r] = {};
-every block finalizes: &block.is_last)) return; => &block.is_last)) {}
-last block of a row resets its workspace
--     if (block.is_last) block.best = workspace.best;
-+     if (block.is_last) {
-+       block.best = workspace.best;
-+       workspace = {};
-+     }
-one counter for two purposes: &workspace->num_finished => &workspace->num_arrived
-block with the highest number finalizes
-- is_last_block(workspace == nullptr ? nullptr : &workspace->num_finished, &block.is_last)
-+ (blockIdx.x + 1 == gridDim.x)
+all requests share one workspace: join_blocks(workspaces[i], => join_blocks(workspaces[0],
+workspace is not reset
+-       block.joined_best = workspace.best;
+-       workspace = {};
++       block.joined_best = workspace.best;
+workspace of a row with one share is not reset: workspaces[i] = {}; =>
+every block of a request writes the results
+- block.is_last = arrive_last(workspace);
++ block.is_last = arrive_last(workspace) || true;
+every block of a row with one share grows the row
+- if (!arrive_last(workspaces[i])) return;
++ arrive_last(workspaces[i]);
+row grows before all blocks have read its length
+- const bool is_joined
++ if (thread == 0) lookup.grow_row(i);
++   const bool is_joined
+last block in the grid is taken for the last block that finishes
+- arrive(&workspace.num_arrived) + 1 == gridDim.y
++ blockIdx.y + 1 == gridDim.y
 
 @ csrc/cuda/lookup.cuh resident ngram_step_
 counter is incremented before the rank is published
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
+-     block.is_last = arrive_last(workspace);
++     block.is_last = arrive_last(workspace);
 +     if (block.best != 0) atomicMax(&workspace.best, block.best);
 one of two concurrent ranks is lost
 - if (block.best != 0) atomicMax(
@@ -256,13 +186,18 @@ one of two concurrent ranks is lost
 @ csrc/cuda/lookup.cuh hooks ngram_step_
 best rank is read before all blocks have arrived
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
--     if (block.is_last) block.best = workspace.best;
-+     block.best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
+-     block.is_last = arrive_last(workspace);
+-     if (block.is_last) {
+-       block.joined_best = workspace.best;
++     block.joined_best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
++     block.is_last = arrive_last(workspace);
++     if (block.is_last) {
 joined rank is loaded as constant
-- if (block.is_last) block.best = workspace.best;
-+ if (block.is_last) block.best = __ldg(&workspace.best);
+- block.joined_best = workspace.best;
++ block.joined_best = __ldg(&workspace.best);
+joined rank replaces the rank that threads still read
+- block.joined_best = workspace.best;
++ block.joined_best = block.best = workspace.best;
 
 @ csrc/cuda/launch.cuh hooks ngram_step_
 counter without atomics
@@ -273,52 +208,57 @@ counter without atomics
 arrival is relaxed: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELAXED
 arrival has block scope: __NV_THREAD_SCOPE_DEVICE => __NV_THREAD_SCOPE_BLOCK
 
-@ csrc/cuda/launch.cuh fast ngram_step_
-no barrier after arriving
-- gridDim.x - 1;
--   __syncthreads();
-+ gridDim.x - 1;
-
 @ csrc/cuda/ngram_step.cu fast ngram_step_
-lengths grow before all blocks have read them
--     if (thread == 0) {
--       p.next_token_ids[i]
-+     if (thread == 0) {
-+       finalize(i);
-+       p.next_token_ids[i]
-number of sampled tokens is read before it is counted
-- ? 0 : count;
--     }
--     __syncthreads();
-+ ? 0 : count;
-+     }
+length grows before all blocks have read it
+-     if (lane == 0) {
++     if (lane == 0 && p.advance && accepted.num_appended > 0)
++       p.num_tokens[row.row] += static_cast<int32_t>(accepted.num_appended);
++     if (lane == 0) {
+
+@ csrc/cuda/ngram_step.cu hooks ngram_step_
+every block of a request appends: blockIdx.y == 0 && lane => lane
 """)
 
 
-_EVENT_SYNC = re.compile(r"^.*\bsync_pipes<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
+_BARRIER_OPS = {
+    "bookkeeping.cu": ["prepare_inputs"],
+    "correction.cu": ["correct_num_computed_tokens_", "correct_spec_state_"],
+    "device_store.cu": ["device_store_append_"] * 2,
+    "launch.cuh": ["correct_spec_state_", "correct_spec_state_", "prepare_inputs"],
+    "lookup.cuh": ["ngram_propose"] * 4,
+}
+"""Per file with barriers: the operator whose samples detect that the n-th barrier is missing."""
 
 
-def make_event_faults(file: Path) -> list[Fault]:
-    """Returns one fault per ``sync_pipes<...>``, which leaves out both the flag and the wait."""
+def leave_out_each(pattern: str, file: Path) -> list[Fault]:
+    """Returns one fault per line of ``file`` with a call that ``pattern`` matches, which leaves out
+    the call. The first group of ``pattern`` names the call."""
     text = file.read_text()
-    event_counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     faults = []
-    for match in _EVENT_SYNC.finditer(text):
+    for match in re.finditer(rf"^.*\b{pattern}\(\);.*\n", text, re.MULTILINE):
         begin = match.start()
         while text.count(text[begin : match.end()]) > 1:  # the old text must be unique
             begin = text.rindex("\n", 0, begin - 1) + 1
-        event = match[1]
-        event_counts[event] += 1
+        counts[match[1]] += 1
         new = text[begin : match.start()] + match[0].replace(match[0].strip(), ";")
-        description = f"{event} {event_counts[event]} left out"
+        description = f"{match[1]} {counts[match[1]]} left out"
         name = str(file.relative_to(ROOT))
         faults.append(Fault(name, description, text[begin : match.end()], new))
     return faults
 
 
+CUDA_FAULTS += [
+    replace(fault, mode="hooks" if name == "device_store.cu" else "fast", op=op)
+    for name, ops in _BARRIER_OPS.items()
+    for fault, op in zip(
+        leave_out_each("(__syncthreads)", ROOT / "csrc/cuda" / name), ops, strict=True
+    )
+]
+# ``sync_pipes<...>`` sets a flag and waits for it.
 ASCENDC_FAULTS = [
     fault
     for file in sorted((ROOT / "csrc" / "ascendc").iterdir())
     if file.suffix in {".h", ".cpp"}
-    for fault in make_event_faults(file)
+    for fault in leave_out_each(r"sync_pipes<AscendC::HardEvent::(\w+)>", file)
 ]
