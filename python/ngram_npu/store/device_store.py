@@ -41,6 +41,7 @@ from ngram_npu.store.store import (
     ClearedDuringSaveError,
     NgramStore,
     Visibility,
+    check_keep_updates,
     check_same_tokenizer,
     check_token_ids,
 )
@@ -218,6 +219,10 @@ class DeviceStore:
         self._max_number = 1
         """Upper bound of the next block number."""
         self._num_changes = self._num_clears = 0
+        self._number_offset = torch.zeros((), dtype=torch.int64, device=device)
+        """What :meth:`clear` and renumbering have subtracted from the block numbers."""
+        self._update_marks: list[Tensor] = []
+        """As in :class:`NgramStore`: number of the next block, plus the offset at that time."""
         self._mutex = threading.RLock()
         """Held during the launches of a call."""
         self._snapshot_mutex = threading.Lock()
@@ -383,6 +388,7 @@ class DeviceStore:
             self._num_clears += 1
             self.slots.zero_()
             if scope is None:
+                self._number_offset += self.allocator[0]
                 for tensor in (self.text, self.blocks, self.table, self.allocator):
                     tensor.zero_()
                 self._max_number = 1
@@ -390,8 +396,29 @@ class DeviceStore:
             low, high = split_scope(scope_of(scope))
             has_scope = self.blocks[:, SCOPE_LOW] == low
             has_scope &= self.blocks[:, SCOPE_HIGH] == high
-            self.text.masked_fill_(has_scope[:, None], 0)
-            self.blocks.masked_fill_(has_scope[:, None], 0)
+            self._clear_blocks(has_scope)
+
+    def mark_update(self, keep_updates: int | None = None) -> None:
+        """Announces that the model's weights have changed, and removes text of older weights, as
+        :meth:`NgramStore.mark_update` does. Tokens that are held back are dropped. Launches and
+        waits are those of :meth:`clear`.
+
+        Raises:
+            ValueError: ``keep_updates`` is less than 1.
+        """
+        check_keep_updates(keep_updates, "DeviceStore")
+        with self._snapshot_mutex, self._between_steps():
+            self.slots.zero_()
+            self._update_marks.append(self.allocator[0] + self._number_offset)
+            if keep_updates is not None and len(self._update_marks) >= keep_updates:
+                del self._update_marks[:-keep_updates]
+                self._num_clears += 1
+                end = (self._update_marks[0] - self._number_offset).clamp_(min=0)
+                self._clear_blocks(self.blocks[:, HEAD_NUMBER] < end)
+
+    def _clear_blocks(self, is_cleared: Tensor) -> None:
+        self.text.masked_fill_(is_cleared[:, None], 0)
+        self.blocks.masked_fill_(is_cleared[:, None], 0)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the text to a file of :class:`NgramStore`, which is replaced atomically. Its
@@ -487,6 +514,7 @@ class DeviceStore:
         num_blocks = len(self.blocks)
         rounds = torch.div(self.allocator[0] - 1, num_blocks, rounding_mode="floor") - 1
         offset = rounds.clamp_(min=0) * num_blocks
+        self._number_offset += offset
         numbers = self.blocks[:, HEAD_NUMBER : HEAD_NEXT + 1]
         for tensor in (self.slots[:, SLOT_BLOCK], numbers, self.allocator):
             tensor.sub_(offset).clamp_(min=0)

@@ -185,6 +185,8 @@ class NgramStore:
             import torch
 
             self.tensor = torch.from_numpy(self._words)
+        self._update_marks: list[int] = []
+        """By update of the weights that text may still be older than: the next block's number."""
         self._mutex = threading.RLock()
         _STORES.add(self)
 
@@ -266,6 +268,27 @@ class NgramStore:
         """
         with self._mutex, self._locked():
             _C.store_clear(self._words, None if scope is None else scope_of(scope))
+
+    def mark_update(self, keep_updates: int | None = None) -> None:
+        """Announces that the model's weights have changed, and removes text of older weights.
+
+        Open requests continue in new blocks. Text that was loaded, warmed or merged belongs to the
+        weights at that time; files do not contain the updates.
+
+        Args:
+            keep_updates: text from before the last ``keep_updates`` updates, including this one, is
+                removed and its memory zeroed; 1 removes all text. None: no text is removed.
+
+        Raises:
+            ValueError: ``keep_updates`` is less than 1.
+            RuntimeError: another call has been using the store for ten seconds.
+        """
+        check_keep_updates(keep_updates, "NgramStore")
+        with self._mutex, self._locked():
+            self._update_marks.append(_C.store_mark_update(self._words))
+            if keep_updates is not None and len(self._update_marks) >= keep_updates:
+                del self._update_marks[:-keep_updates]
+                _C.store_drop(self._words, self._update_marks[0])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the store, without the open requests, to a file, which is replaced atomically. A
@@ -616,6 +639,15 @@ def _sleep_until_free(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise RuntimeError(f"NgramStore: in use by another call for {_LOCK_TIMEOUT_S:g} seconds")
     time.sleep(1e-4)
+
+
+def check_keep_updates(keep_updates: int | None, owner: str) -> None:
+    """Raises ValueError unless the number of updates is None or positive. ``owner`` is the store's
+    class."""
+    if keep_updates is not None and keep_updates < 1:
+        raise ValueError(
+            f"{owner}: mark_update: keep_updates: expected at least 1 or None, got {keep_updates}"
+        )
 
 
 def check_same_tokenizer(owner: str, tokenizer: str, other: str) -> None:

@@ -68,6 +68,22 @@ def test_acceptance_counts_more_drafts_at_higher_limits(
         assert figures.tokens_per_step == pytest.approx(peer["tokens_per_step"], abs=1e-4)
 
 
+def test_scopes_of_one_prompt_equal_shared_scope(data: Path) -> None:
+    """If all conversations are samples of one prompt, both scopes contain the same text."""
+    for file in data.iterdir():
+        lines = [json.loads(line) | {"id": f"0/{i}"} for i, line in enumerate(file.open())]
+        file.write_text("\n".join(map(json.dumps, lines)))
+    for result in run_op(data, "prompt-scopes")["results"]:
+        assert (result["prompts"], result["samples"]) == (1, 6)
+        figures = result["epochs"]
+        assert figures["prompt"] == figures["shared"] == figures["both"]
+        options = ReplayOptions(min_draft_probability=0.177, k=8, store="live", batch_size=1)
+        total = replay([data / f"{result['set']}.jsonl"], options).total
+        tokens_per_step = figures["shared"]["tokens_per_step"]
+        assert tokens_per_step == pytest.approx(total.tokens_per_step, abs=1e-4)
+        assert tokens_per_step > figures["no store"]["tokens_per_step"]
+
+
 def test_padded_acceptance_equals_replay_of_padded_drafts(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
     "draft-length",
     "fleet",
+    "prompt-scopes",
     "read-logs",
     "vllm-draft-graphs",
     "vllm-draft-length",

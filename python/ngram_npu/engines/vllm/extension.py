@@ -64,6 +64,11 @@ class StoreExtension:
 
         _call_with_store(self, clear)
 
+    def ngram_npu_store_mark_update(self, keep_updates: int | None = None) -> None:
+        """Announces that the model's weights have changed, and removes text from before the last
+        ``keep_updates`` updates (``NgramStore.mark_update``)."""
+        _call_with_store(self, lambda shared: shared.contents.mark_update(keep_updates))
+
     def ngram_npu_store_merge(self, path: str) -> None:
         """Adds the text of a store's file, which must be the same on all ranks."""
 
