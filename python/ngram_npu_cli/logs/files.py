@@ -115,11 +115,9 @@ def _decode_lines(
             yield line, InputError(f"{name}:{line}: the line is longer than {_MAX_LINE_MIB} MiB")
         elif piece.strip():
             try:
-                text = _decode(piece, f"{name}:{line}")
+                yield line, _decode(piece, f"{name}:{line}")
             except InputError as error:
                 yield line, error
-            else:
-                yield line, text
 
 
 def _decode(raw: bytes, location: str) -> str:

@@ -143,7 +143,7 @@ def read_logs(
     if not paths:
         if scope_field is not None:
             raise InputError("scope_field: expected none for the standard library's sources")
-        conversations, missing = stdlib_conversations(limit=options.limit)
+        conversations, missing = stdlib_conversations(options.limit)
         for conversation in conversations:
             receive(0, conversation)
         notes: tuple[str, ...] = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)

@@ -134,10 +134,6 @@ def replay(
         requests, notes = _tokenize(item, tokenization, progress, strict=options.strict)
         if options.generated_only:
             requests = [turn for request in requests for turn in request.split_turns()]
-
-        def show_tokens(done: int, total: int, name: str = item.name) -> None:
-            progress(Progress(name, "replay", done, total))
-
         counts = simulate(
             item.name,
             requests,
@@ -145,7 +141,7 @@ def replay(
             k=config.k,
             batch_size=batch_size,
             padded=options.drafts == "padded",
-            progress=show_tokens,
+            progress=progress,
         )
         figures.append(replace(counts, notes=(*item.notes, *notes)))
     return ReplayReport(
