@@ -185,20 +185,17 @@ MAX_COMPLETION_CHARS = 12_000
 """A completion is cut at the first line end after this many characters, to limit its weight."""
 
 
-def stdlib_conversations(
-    folder: Path | None = None, limit: int | None = None
-) -> tuple[list[Conversation], list[str]]:
+def stdlib_conversations(limit: int | None = None) -> tuple[list[Conversation], list[str]]:
     """Returns the standard library's sources as conversations of one turn each, and those of
     `STDLIB_FILES` that are missing (some distributions leave modules out).
 
     Args:
-        folder: Folder of the sources; None: the folder of the running Python.
         limit: Maximum number of conversations.
 
     Raises:
         InputError: All files are missing.
     """
-    root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    root = Path(sysconfig.get_path("stdlib"))
     conversations: list[Conversation] = []
     missing_files: list[str] = []
     for name in STDLIB_FILES:
