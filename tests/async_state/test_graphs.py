@@ -101,5 +101,6 @@ def test_replay_with_changed_address_raises() -> None:
     replay()
     replay()
     state._device_state._num_sampled = device.tensor((MAX_ROWS,), torch.int32)
+    state._device_state._views.clear()
     with pytest.raises(ChangedLaunchError, match="correct_spec_state_"):
         replay()

@@ -35,7 +35,7 @@ def _make_prompts() -> list[tuple[list[int], list[tuple[int, int]]]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "asynchronous"), [("Qwen2VL", False), ("Qwen2VL", True), ("Qwen3VL", True)]
+    ("family", "asynchronous"), [("Qwen2_5_VL", False), ("Qwen2_5_VL", True), ("Qwen3VL", True)]
 )
 def test_text_of_model_with_mrope_equals_transformers(family: str, asynchronous: bool) -> None:
     model, _, image = make_image_model(family)

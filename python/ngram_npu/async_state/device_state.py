@@ -151,8 +151,6 @@ class BatchViews:
     """Slices of the buffers for B requests, cached because slicing takes host time."""
 
     slots: torch.Tensor
-    previous_positions: torch.Tensor
-    host_num_computed: torch.Tensor
     num_accepted: torch.Tensor
     num_drafts: torch.Tensor
     cu_num_drafts: torch.Tensor
@@ -160,6 +158,8 @@ class BatchViews:
     num_computed: torch.Tensor
     discard: torch.Tensor
     seq_lens: torch.Tensor
+    corrections: list[tuple[str, dict[str, Any]]]
+    """Operators and arguments of the corrections."""
 
 
 class DeviceState:
@@ -271,8 +271,6 @@ class DeviceState:
         if views is None:
             views = self._views[batch] = BatchViews(
                 slots=self._get_packed_row(PackedRow.SLOTS, batch),
-                previous_positions=self._get_packed_row(PackedRow.PREVIOUS_POSITIONS, batch),
-                host_num_computed=self._get_packed_row(PackedRow.NUM_COMPUTED, batch),
                 num_accepted=self._get_packed_row(PackedRow.NUM_ACCEPTED, batch),
                 num_drafts=self._get_packed_row(PackedRow.NUM_DRAFTS, batch),
                 cu_num_drafts=self._get_packed_row(PackedRow.CU_NUM_DRAFTS, batch),
@@ -280,8 +278,61 @@ class DeviceState:
                 num_computed=self._computed[:batch],
                 discard=self.discard[:batch],
                 seq_lens=self.seq_lens[:batch],
+                corrections=self._make_corrections(batch),
             )
         return views
+
+    def _make_corrections(self, batch: int) -> list[tuple[str, dict[str, Any]]]:
+        config = self._config
+        rank_arguments = {
+            "cp_world": config.cp_world,
+            "cp_rank": config.cp_rank,
+            "cp_interleave": config.cp_interleave,
+            "pad_id": config.pad_slot,
+        }
+        slots = self._get_packed_row(PackedRow.SLOTS, batch)
+        query_start_loc = self._get_packed_row(PackedRow.QUERY_START_LOC, batch + 1)
+        previous_positions = self._get_packed_row(PackedRow.PREVIOUS_POSITIONS, batch)
+        correct_spec_state = {
+            "num_computed_tokens": self._computed,
+            "num_accepted_tokens": self._accepted,
+            "positions": self.positions,
+            "seq_lens": self.seq_lens,
+            "discard": self.discard[:batch],
+            "prev_positions": previous_positions,
+            "num_sampled_prev": self._num_sampled,
+            "num_draft_prev": self._previous_drafts,
+            "host_num_computed_tokens": self._get_packed_row(PackedRow.NUM_COMPUTED, batch),
+            "num_tokens": self.num_tokens,
+            "workspace": self._workspaces[0],
+        }
+        corrections = []
+        for i, group in enumerate(config.kv_groups):
+            slot_mapping = {
+                "query_start_loc": query_start_loc,
+                "positions": self.positions,
+                "block_table": self.block_tables[i],
+                "slot_mapping": self.slot_mappings[i],
+                "row_indices": slots,
+                "block_size": group.block_size,
+                "blocks_per_kv_block": group.blocks_per_kv_block,
+                **rank_arguments,
+            }
+            # The first launch corrects the counts, and computes the slots of the first KV group.
+            if i == 0:
+                corrections.append(("correct_spec_state_", correct_spec_state | slot_mapping))
+            else:
+                corrections.append(("compute_slot_mapping_", slot_mapping))
+        input_ids = {
+            "input_ids": self.input_ids,
+            "query_start_loc": query_start_loc,
+            "prev_positions": previous_positions,
+            "next_token_ids": self._next_token_ids,
+            "draft_token_ids": self._draft_token_ids,
+            "num_scheduled_drafts": self._get_packed_row(PackedRow.NUM_DRAFTS, batch),
+            "pad_token": config.pad_token,
+        }
+        return [*corrections, ("prepare_input_ids_", input_ids)]
 
     def clear(self, device: Device) -> None:
         """Zeroes the workspaces, and empties the block tables and the index."""
@@ -307,56 +358,10 @@ class DeviceState:
 
         The arguments of the operators depend only on the batch size of the views.
         """
-        config = self._config
-        rank_arguments = {
-            "cp_world": config.cp_world,
-            "cp_rank": config.cp_rank,
-            "cp_interleave": config.cp_interleave,
-            "pad_id": config.pad_slot,
-        }
-        first, *others = config.kv_groups
-        self._ops.correct_spec_state_(
-            num_computed_tokens=self._computed,
-            num_accepted_tokens=self._accepted,
-            positions=self.positions,
-            seq_lens=self.seq_lens,
-            slot_mapping=self.slot_mappings[0],
-            discard=views.discard,
-            prev_positions=views.previous_positions,
-            num_sampled_prev=self._num_sampled,
-            num_draft_prev=self._previous_drafts,
-            host_num_computed_tokens=views.host_num_computed,
-            query_start_loc=views.query_start_loc,
-            num_tokens=self.num_tokens,
-            block_table=self.block_tables[0],
-            row_indices=views.slots,
-            block_size=first.block_size,
-            blocks_per_kv_block=first.blocks_per_kv_block,
-            workspace=self._workspaces[0],
-            **rank_arguments,
-        )
-        for i, group in enumerate(others, 1):
-            self._ops.compute_slot_mapping_(
-                views.query_start_loc,
-                self.positions,
-                self.block_tables[i],
-                self.slot_mappings[i],
-                row_indices=views.slots,
-                block_size=group.block_size,
-                blocks_per_kv_block=group.blocks_per_kv_block,
-                **rank_arguments,
-            )
+        for name, arguments in views.corrections:
+            getattr(self._ops, name)(**arguments)
         if self.rope_positions is not None:
             torch.add(self.positions, self._rope_offsets, out=self.rope_positions)
-        self._ops.prepare_input_ids_(
-            self.input_ids,
-            query_start_loc=views.query_start_loc,
-            prev_positions=views.previous_positions,
-            next_token_ids=self._next_token_ids,
-            draft_token_ids=self._draft_token_ids,
-            num_scheduled_drafts=views.num_drafts,
-            pad_token=config.pad_token,
-        )
 
     def accept_tokens(
         self, sampled: torch.Tensor, views: BatchViews

@@ -372,7 +372,10 @@ class HostState:
 
 def is_integer(value: object) -> bool:
     """Returns whether a value is an integer other than a bool."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    # The first comparison is faster, and suffices for most values.
+    return type(value) is int or (
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    )
 
 
 def to_int32_vector(values: IntArray, field: str) -> Int32Array:

@@ -33,10 +33,10 @@ class RopeOffsets:
 
         Raises ValueError if the positions or the delta of an admission are invalid.
         """
-        admissions = zip(changes.admissions, changes.token_ids, strict=True)
         if len(self._buffer):
+            admissions = zip(changes.admissions, changes.token_ids, strict=True)
             return [self._plan_prompt(admission, len(tokens)) for admission, tokens in admissions]
-        for admission, _ in admissions:
+        for admission in changes.admissions:
             if admission.rope_positions is not None or admission.rope_delta:
                 raise ValueError(
                     "new/resumed: rope_positions, rope_delta: expected None and 0 with "
@@ -60,8 +60,6 @@ class RopeOffsets:
         return flat.reshape(positions.shape) - np.arange(positions.shape[1], dtype=np.int32)
 
     def commit(self, changes: RowChanges, prompts: list[Int32Array]) -> None:
-        if not prompts:
-            return
         slots = changes.admitted
         self._deltas[slots] = [admission.rope_delta for admission in changes.admissions]
         self._lengths[slots] = [prompt.shape[1] for prompt in prompts]
@@ -69,15 +67,14 @@ class RopeOffsets:
             self._prompts[slot] = prompt
 
     def collect(self, step: Step) -> Int32Array:
-        """Returns the offsets of the step's tokens, [D * max_step_tokens]; empty without M-RoPE.
+        """Returns the offsets of the step's tokens, [D * max_step_tokens].
 
         The next call overwrites the result.
         """
-        if len(self._buffer):
-            counts, computed = step.num_scheduled_tokens, step.host_num_computed
-            self._buffer[:, : step.num_step_tokens] = self._deltas[step.slots].repeat(counts)
-            for i in np.flatnonzero(computed < self._lengths[step.slots]).tolist():
-                prompt = self._prompts[step.slots[i]][:, computed[i] : computed[i] + counts[i]]
-                begin = step.query_start_loc[i]
-                self._buffer[:, begin : begin + prompt.shape[1]] = prompt
+        counts, computed = step.num_scheduled_tokens, step.host_num_computed
+        self._buffer[:, : step.num_step_tokens] = self._deltas[step.slots].repeat(counts)
+        for i in np.flatnonzero(computed < self._lengths[step.slots]).tolist():
+            prompt = self._prompts[step.slots[i]][:, computed[i] : computed[i] + counts[i]]
+            begin = step.query_start_loc[i]
+            self._buffer[:, begin : begin + prompt.shape[1]] = prompt
         return self._buffer.reshape(-1)

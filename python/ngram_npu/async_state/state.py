@@ -321,13 +321,13 @@ class AsyncSpecState:
             changes = host_state.plan_rows(batch)
             step = host_state.plan_step(batch, changes, number)
             block_changes = [table.plan(batch, changes, step) for table in tables]
-            rope_offsets = rope.plan(changes)
-            rows = NO_ROWS
+            rows, rope_offsets = NO_ROWS, []
             if changes.admissions:
                 tokens = changes.token_ids, np.zeros(len(changes.admissions), np.int64)
                 blocks = [table.admitted for table in block_changes]
                 rows = self._device_state.upload.pack_rows(changes.admitted, [tokens, *blocks])
                 check_block_ids(rows.min_block_id, "new/resumed")
+                rope_offsets = rope.plan(changes)
             return _Plan(changes, step, block_changes, rope_offsets, rows)
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
@@ -336,7 +336,8 @@ class AsyncSpecState:
         self._host_state.commit(plan.changes, plan.step, plan.rows)
         for table, changes in zip(self._block_tables, plan.block_changes, strict=True):
             table.commit(changes)
-        self._rope.commit(plan.changes, plan.rope_offsets)
+        if plan.rope_offsets:
+            self._rope.commit(plan.changes, plan.rope_offsets)
 
     def _upload(self, plan: _Plan, fixed: list[Int32Array]) -> None:
         upload, slots = self._device_state.upload, plan.changes.admitted
@@ -366,7 +367,9 @@ class AsyncSpecState:
         packed[PackedRow.QUERY_START_LOC, : batch + 1] = step.query_start_loc
         packed[PackedRow.QUERY_START_LOC, batch + 1 :] = step.num_step_tokens
         packed[PackedRow.FREED_SLOTS, : len(freed)] = freed
-        fixed = [packed.reshape(-1), self._rope.collect(step)]
+        fixed = [packed.reshape(-1)]
+        if self.config.position_dims > 1:
+            fixed.append(self._rope.collect(step))
         known = self._host_state.collect_known_input_ids(step)
         return fixed if known is None else [*fixed, known]
 
