@@ -1,5 +1,5 @@
-"""Measures what delivering fed text costs: in the scheduler, in its message to the ranks, and in a
-rank's store."""
+"""Measures what fed text costs on the way to a store: in the scheduler, in its message to the
+ranks, and in the insertion. The op `feed` measures a scheduler with a reader."""
 
 from __future__ import annotations
 
@@ -33,17 +33,15 @@ VOCAB_SIZE = 32_000
 TEXTS = {"1 text of 1024 tokens": (1, 1024), "64 texts of 16 tokens": (64, 16)}
 """Texts of a step, as a reader returns them: their number and their length."""
 STEPS = 200
-IDLE_ROUNDS, IDLE_CALLS = 200, 1000
 
 
 class FeedDelivery(Op):
     name = "feed-delivery"
-    help = "the cost of fed text for the scheduler, for its message to the ranks, and for a store"
+    help = "the cost of fed text in the scheduler, in its message to the ranks, and in a store"
     sizes = ()
     assumptions: Mapping[str, Any] = {
         "store": f"{CAPACITY} tokens, {TEXT_ROWS} text rows, random text of {VOCAB_SIZE} token ids",
-        "schedule_us": "time that the feed adds to a call of schedule; without texts, the "
-        f"difference of the smallest means over {IDLE_CALLS} calls",
+        "schedule_us": "time of TextDelivery.add_texts, without a reader",
         "pickle_us, unpickle_us": "time of the message to ranks in other processes: once, and on "
         "every rank",
         "v1_us, job_us, device_store_us": "time to insert a step's text, on the CPU: in V1's "
@@ -51,8 +49,6 @@ class FeedDelivery(Op):
     }
 
     def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
-        without_feed, with_feed = np.min([time_idle_calls() for _ in range(IDLE_ROUNDS)], axis=0)
-        yield {"texts": "none", "schedule_us": round(float(with_feed - without_feed), 3)}
         for name, (count, length) in TEXTS.items():
             yield {"texts": name, **measure_steps(count, length, options.steps or STEPS)}
 
@@ -74,32 +70,6 @@ class Source:
 
     def close(self) -> None:
         pass
-
-
-class Scheduler:
-    def __init__(self) -> None:
-        self.output = SimpleNamespace()
-
-    def schedule(self) -> Any:
-        return self.output
-
-    def shutdown(self) -> None:
-        pass
-
-
-def time_idle_calls() -> tuple[float, float]:
-    """Returns the microseconds of a call of ``schedule`` without a feed and with an idle feed."""
-    scheduler = Scheduler()
-    without_feed = time_calls(scheduler.schedule)
-    delivery.attach(scheduler, TextDelivery(Source(), TEXT_ROWS))
-    return without_feed, time_calls(scheduler.schedule)
-
-
-def time_calls(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    for _ in range(IDLE_CALLS):
-        call()
-    return (time.perf_counter() - started) / IDLE_CALLS * 1e6
 
 
 def measure_steps(count: int, length: int, num_steps: int) -> dict[str, dict[str, float]]:
