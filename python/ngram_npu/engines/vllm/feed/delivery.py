@@ -80,9 +80,9 @@ class TextStep:
 
 
 def _unpickle_step(columns: tuple[bytes, ...], digest: bytes) -> TextStep:
-    types = np.int32, np.bool_, np.int64, np.int32, np.int32
-    arrays: Any = map(np.frombuffer, columns, types)
-    return TextStep(*arrays, digest)
+    types: Any = np.int32, np.bool_, np.int64, np.int32, np.int32
+    rows, begins_text, scopes, counts, tokens = map(np.frombuffer, columns, types)
+    return TextStep(rows, begins_text, scopes, counts, tokens, digest)
 
 
 class TextDigest:
