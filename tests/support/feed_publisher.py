@@ -57,14 +57,22 @@ class Publisher:
     """Publishes batches under growing numbers, and answers replay requests like vLLM."""
 
     def __init__(
-        self, *, has_replay: bool = True, answers: bool = True, max_messages: int = 0
+        self,
+        *,
+        has_replay: bool = True,
+        answers: bool = True,
+        replay_limit: int = 1 << 30,
+        max_messages: int = 0,
     ) -> None:
         """
         Args:
+            replay_limit: Number of batches after which an answer leaves out all others but the
+                last one, and the end, as if the reader were slow.
             answers: Whether replay requests are answered.
             max_messages: Messages that wait for a slow reader; then publishing waits. 0: no limit.
         """
         self._has_replay, self._answers, self._max_messages = has_replay, answers, max_messages
+        self._replay_limit = replay_limit
         self.port, self._replay_port = 0, 0
         self._start()
         self.address = Address("127.0.0.1", self.port, self._replay_port or None)
@@ -110,11 +118,14 @@ class Publisher:
             self.num_requests += 1
             if not self._answers:
                 continue
-            for number, payload in list(self.batches):
-                if number >= int.from_bytes(first, "big"):
-                    header = identity, b"", b"", number.to_bytes(8, "big")
-                    self._replay.send_multipart((*header, payload))
-            self._replay.send_multipart((identity, b"", b"", END_OF_REPLAY, b""))
+            start = int.from_bytes(first, "big")
+            batches = [batch for batch in list(self.batches) if batch[0] >= start]
+            is_complete = len(batches) <= self._replay_limit
+            for number, payload in batches[: self._replay_limit] + batches[-1:] * (not is_complete):
+                header = identity, b"", b"", number.to_bytes(8, "big")
+                self._replay.send_multipart((*header, payload))
+            if is_complete:
+                self._replay.send_multipart((identity, b"", b"", END_OF_REPLAY, b""))
 
     def wait_for_subscription(self) -> None:
         message = b""

@@ -1,5 +1,5 @@
-"""Measures what fed text costs on the way to a store: in the scheduler, in its message to the ranks,
-and in the insertion. The op `feed` measures a scheduler with a reader."""
+"""Measures what fed text costs on the way to a store: in the scheduler, in its message to the
+ranks, and in the insertion. The op `feed` measures a scheduler with a reader."""
 
 from __future__ import annotations
 

@@ -133,6 +133,31 @@ def test_long_replay_is_interrupted_and_completed(
     assert feed_reader.get_counters().gaps == 0
 
 
+def test_replay_with_left_out_batches_is_requested_again(
+    publishers: Callable[..., Publisher], start: Start
+) -> None:
+    source, texts = publishers(replay_limit=30), [make_text(i) for i in range(100)]
+    for i, text in enumerate(texts):
+        source.publish(make_event(text, name=str(i)))
+    feed_reader, collector = start(source)
+    collector.wait_for(*texts)
+    assert source.num_requests == 4
+    assert feed_reader.get_counters().gaps == 0
+
+
+def test_replay_without_oldest_batches_is_complete(
+    publishers: Callable[..., Publisher], start: Start
+) -> None:
+    source, texts = publishers(), [make_text(i) for i in range(30)]
+    for i, text in enumerate(texts):
+        source.publish(make_event(text, name=str(i)))
+    del source.batches[:10]  # as if the publisher kept only the newest ones
+    feed_reader, collector = start(source)
+    collector.wait_for(*texts[10:])
+    assert source.num_requests == 1
+    assert feed_reader.get_counters().gaps == 0
+
+
 def test_lost_batches_without_replay_are_counted(
     publishers: Callable[..., Publisher], start: Start
 ) -> None:

@@ -20,8 +20,7 @@ from ngram_npu.engines.vllm.feed.zmtp import Client
 from ngram_npu.engines.vllm.patching import format_error
 
 BACKLOG_BYTES = 1 << 24
-"""Received batches of a publisher that are not decoded yet. A longer replay is interrupted. vLLM
-drops the rest of a replay that is not received at once."""
+"""Received batches of a publisher that are not decoded yet. A longer replay is interrupted."""
 LIVE_BACKLOG_BYTES = 1 << 16
 """With more than this, new batches wait in the publisher."""
 CONNECT_PAUSE_S = 1.0, 30.0
@@ -70,6 +69,8 @@ class Connection:
         self._replay: Client | None = None
         self._is_interrupted = False
         """Whether the replay goes on when the backlog is shorter."""
+        self._has_progress = self._is_torn = False
+        """Whether the replay has contained new batches, and whether it lacks some after those."""
         self._replay_deadline = self._replay_allowed_at = 0.0
         self._replay_pause_s = REPLAY_PAUSE_S[0]
 
@@ -186,6 +187,7 @@ class Connection:
         except OSError:
             return False
         self._replay.send(b"", first.to_bytes(_SEQUENCE_BYTES, "big"))
+        self._has_progress = self._is_torn = False
         self._replay_deadline = time.monotonic() + REPLAY_TIMEOUT_S
         return True
 
@@ -207,7 +209,11 @@ class Connection:
                     self._add_replayed(frames)
             if not messages:
                 break
-        if self._replay is not None and time.monotonic() > self._replay_deadline:
+        if self._replay is None or time.monotonic() < self._replay_deadline:
+            return
+        if self._has_progress:
+            self._continue_replay()
+        else:
             self._log.log(self.publisher, "does not answer replay requests")
             self._replay_allowed_at = time.monotonic() + self._replay_pause_s
             self._replay_pause_s = min(2 * self._replay_pause_s, REPLAY_PAUSE_S[1])
@@ -216,14 +222,25 @@ class Connection:
     def _add_replayed(self, frames: list[bytes]) -> None:
         if len(frames) < 2 or frames[-2] == _END_OF_REPLAY:
             self._replay_pause_s = REPLAY_PAUSE_S[0]
-            self._finish_replay()
-        elif not _is_sequence(frames[-2]):
+            self._continue_replay() if self._is_torn else self._finish_replay()
+            return
+        if not _is_sequence(frames[-2]):
             self._reject("sends messages that are no batches")
-        else:
-            sequence = int.from_bytes(frames[-2], "big")
-            if self._next is None or sequence >= self._next:
-                self._add_batch(sequence, frames[-1])
-                self._replay_deadline = time.monotonic() + REPLAY_TIMEOUT_S
+            return
+        sequence = int.from_bytes(frames[-2], "big")
+        if self._next is not None and sequence < self._next:
+            return
+        self._replay_deadline = time.monotonic() + REPLAY_TIMEOUT_S
+        # vLLM's socket leaves out what a slow reader does not receive at once. The batches at the
+        # start of an answer are missing only if the publisher does not have them any more.
+        self._is_torn = self._has_progress and sequence != self._next
+        if not self._is_torn:
+            self._has_progress = True
+            self._add_batch(sequence, frames[-1])
+
+    def _continue_replay(self) -> None:
+        if not self._request_replay(self._next or 0):
+            self._finish_replay()
 
     def _finish_replay(self) -> None:
         self._end_replay()

@@ -80,9 +80,15 @@ class TextStep:
 
 
 def _unpickle_step(columns: tuple[bytes, ...], digest: bytes) -> TextStep:
-    types = np.int32, np.bool_, np.int64, np.int32, np.int32
-    arrays: Any = map(np.frombuffer, columns, types)
-    return TextStep(*arrays, digest)
+    rows, begins_text, scopes, counts, tokens = columns
+    return TextStep(
+        np.frombuffer(rows, np.int32),
+        np.frombuffer(begins_text, np.bool_),
+        np.frombuffer(scopes, np.int64),
+        np.frombuffer(counts, np.int32),
+        np.frombuffer(tokens, np.int32),
+        digest,
+    )
 
 
 class TextDigest:
