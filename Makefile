@@ -24,7 +24,7 @@ MORE_TARGETS := docs tidy cuda-resources test-slow test-sanitizers test-pythons 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch \
   cuda-resources check-python test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm \
   test-vllm-v2 test-neon prove-mutants prove-async prove-stream prove-store prove-fuzz prove-engines prove-torches gpu gpu-peers \
-  gpu-build gpu-test gpu-bench bench clean another-python
+  gpu-build gpu-test gpu-bench gpu-loads gpu-sanitize bench clean another-python
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -145,7 +145,12 @@ WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
 test-python: install twins
 	$(WITH_WHEEL) $(PYTEST) -m "not slow"
 
-test-slow: install twins launch
+# Ray (150 MB) is needed by one slow test only.
+$(VENV)/.slow: tools/requirements-slow.txt $(VENV)/.ready
+	$(PY) $(PIP) install -r tools/requirements-slow.txt
+	touch $@
+
+test-slow: install twins launch $(VENV)/.slow
 	$(WITH_WHEEL) $(PYTEST) -m slow
 
 # Tests the package with the other Python versions in pyproject.toml that are installed on this machine.

@@ -51,8 +51,11 @@ endif
 gpu:
 	@$(STAGES) gpu-build gpu-test gpu-bench
 
+# With -lineinfo, profilers and compute-sanitizer show lines of the sources. It does not change the machine code.
+GPU_CUDA_FLAGS := -lineinfo
 gpu-build:
 	PATH="$$PATH:/usr/local/cuda/bin" cmake --fresh --preset gpu -DPython_EXECUTABLE=$$(command -v $(PYTHON)) \
+	  -DCMAKE_CUDA_FLAGS="$(GPU_CUDA_FLAGS)" \
 	  -Dpybind11_DIR=$$($(PYTHON) -m pybind11 --cmakedir) \
 	  -DSKBUILD_PROJECT_VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) >/dev/null
 	timeout 120 cmake --build $(GPU)
@@ -67,13 +70,26 @@ gpu-test:
 	$(ON_GPU) 75 $(PYTHON) -m pytest -q tests/ops -k device-cuda
 
 gpu-bench:
-	$(call GPU_STEP,,45) 1x4k 128x4k 128x32k 256x128k --match-policy latest --data-kind nomatch
+	$(call GPU_STEP,,60) 1x4k 128x512 128x4k 128x32k 256x128k --match-policy latest --data-kind nomatch
 	$(call GPU_STEP,-zipf,30) 128x4k 128x32k --match-policy latest --data-kind zipf
 	$(ON_GPU) 20 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
 	$(ON_GPU) 20 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
 	$(ON_GPU) 40 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k --rounds 5
 	$(call GPU_STEP,-earliest,75) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 	$(ON_GPU) 55 $(GPU_BENCH)/host-latency-cuda.json host-latency --sizes 128x32k --rounds 3
+
+# Not part of `make gpu`. The first target measures the lookup with plain loads instead of loads that the caches evict first,
+# and builds the package again. The second runs the operators' tests under compute-sanitizer, which takes long.
+gpu-loads:
+	$(MAKE) gpu-build GPU_CUDA_FLAGS="-lineinfo -DNGRAM_NPU_PLAIN_LOADS"
+	$(call GPU_STEP,-plain-loads,60) 128x4k 128x32k 256x128k --match-policy latest --data-kind nomatch --peer read
+	$(MAKE) gpu-build
+
+gpu-sanitize:
+	for tool in memcheck racecheck synccheck initcheck; do \
+	  $(ON_GPU) 1800 compute-sanitizer --tool $$tool --error-exitcode 1 --target-processes all \
+	    $(PYTHON) -m pytest -q tests/ops/test_parity.py -k "device-cuda" || exit 1; \
+	done
 
 # Installs vLLM for the CPU in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses. First vLLM is
 # installed without dependencies, then everything that vLLM requires except its torch packages, so that pip installs only

@@ -10,8 +10,8 @@ struct ProposeLookup {
   LookupBlock& block;
 
   __device__ RowTokens read_tokens(int64_t i) const {
-    const int32_t num_sampled = num_new_tokens(p, i);
     const RequestRow assigned = assigned_row(p, i);
+    const int32_t num_sampled = num_new_tokens(p, i);
     if (threadIdx.x == 0) block.row = assigned;
     if (num_sampled <= 0 || !may_draft(assigned.length, p.token_ids.capacity, p.lookup))
       return {p.token_ids.data, p.token_ids.data, 0, 0};

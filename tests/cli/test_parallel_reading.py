@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from cli_helpers import SETTINGS, make_conversations
+from cli_helpers import SETTINGS, Turns, make_conversations, make_token_request
 from ngram_npu.store import NgramStore
 from ngram_npu_cli.learn import LearnOptions, learn
 from ngram_npu_cli.logs import files
@@ -49,6 +51,14 @@ def remove_run(report: dict[str, Any]) -> dict[str, Any]:
             del names[name]
         del names["draft_time_ns"]
     return {k: v for k, v in report.items() if k not in ("date", "seconds", "jobs", "output")}
+
+
+@pytest.mark.parametrize("turns", [[], [([], [])], [([1, 2], [3]), ([], [4, 5, 6])]])
+def test_pickled_request_has_the_same_turns(turns: Turns) -> None:
+    request = make_token_request(turns)
+    copy = pickle.loads(pickle.dumps(request))
+    assert [(t.prompt.tolist(), t.completion.tolist()) for t in copy.turns] == turns
+    assert all(t.prompt.dtype == t.completion.dtype == np.int32 for t in copy.turns)
 
 
 @pytest.mark.parametrize("limit", [None, 5])

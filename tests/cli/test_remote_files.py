@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 from cli_helpers import EXAMPLE_LINE, make_conversations
+from ngram_npu import NgramStore
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.learn import LearnOptions, learn
 from ngram_npu_cli.logs import files
@@ -67,7 +68,7 @@ def test_command_reads_a_remote_file(storage: Any, capsys: pytest.CaptureFixture
 )
 def test_unusable_url_is_an_error(storage: Any, tmp_path: Path, url: str, message: str) -> None:
     store = tmp_path / "a.store"
-    learn([], store, LearnOptions(limit=3, tokenizer="bytes"))
+    NgramStore(1, 4096).save(store)
     storage.pipe("/a.store", store.read_bytes())
     storage.mkdir("/empty")
     with pytest.raises(InputError, match=message):

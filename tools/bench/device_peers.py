@@ -3,6 +3,11 @@ operation that only reads the tokens."""
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +24,8 @@ from tools.bench.vllm_peer import (
     make_config,
     read_version,
 )
+
+PLAIN_SCAN = Path(__file__).with_name("plain_scan.cu")
 
 
 class _DeviceLookup(Implementation):
@@ -171,6 +178,41 @@ class VllmAscend(_DeviceLookup):
 
     def get_drafts(self, result: Any) -> Drafts:
         return super().get_drafts(result[1:3])
+
+
+class PlainScan(_DeviceLookup):
+    """A scan with one block per row and one token per load (plain_scan.cu), compiled by nvcc."""
+
+    detail = "plain_scan.cu: one block of 256 threads per row, one token per load, no append"
+    match_policy = "latest"
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+        if nvcc is None or options.device != "cuda":
+            raise UnavailableError("nvcc and a CUDA device are required")
+        self._results = tuple(
+            torch.empty(shape, dtype=torch.int32, device=options.device)
+            for shape in ((self._batch, options.k), (self._batch,))
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder) / "plain_scan.so"
+            flags = ("-arch=native", "-O3", "-std=c++17", "-shared", "-Xcompiler=-fPIC")
+            subprocess.run([nvcc, *flags, PLAIN_SCAN, "-o", library], check=True)
+            self._scan = ctypes.CDLL(str(library)).plain_scan
+        self.function = self._propose
+
+    def _propose(self, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        options, rows = self._options, self._token_ids
+        error = self._scan(
+            ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(rows.stride(0)),
+            ctypes.c_void_p(lengths.data_ptr()), self._batch, options.min_n, options.max_n,
+            options.k, *(ctypes.c_void_p(result.data_ptr()) for result in self._results),
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        )  # fmt: skip
+        if error:
+            raise RuntimeError(f"plain_scan: the launch failed with CUDA error {error}")
+        return self._results
 
 
 class TokenReader(Implementation):

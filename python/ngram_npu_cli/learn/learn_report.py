@@ -154,12 +154,10 @@ def save_plot(report: LearnReport, path: Path, target: Path) -> None:
     axes = figure.add_subplot()
     if report.curve:
         without_store, *curve = report.curve
-        labels, tokens_per_step = (
-            map(label_point, curve),
-            [point.tokens_per_step for point in curve],
-        )
+        labels = [label_point(point) for point in curve]
+        tokens_per_step = [point.tokens_per_step for point in curve]
         name = f"store of {report.store_tokens} tokens"
-        (line,) = axes.plot(list(labels), tokens_per_step, "o-", label=name)
+        (line,) = axes.plot(labels, tokens_per_step, "o-", label=name)
         color = line.get_color()
         axes.axhline(without_store.tokens_per_step, color=color, linewidth=0.8, linestyle=":")
         axes.set_xlabel("known of the earlier answers (dotted: no store)")

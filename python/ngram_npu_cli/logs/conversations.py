@@ -132,9 +132,10 @@ class TokenRequest:
         return spans
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles all turns as one array, because many small arrays take much longer."""
-        lengths = [len(part) for turn in self.turns for part in (turn.prompt, turn.completion)]
-        return _split_tokens, (self.id, lengths, self.tokens())
+        """Pickles all turns as one string of bytes, because many arrays take longer."""
+        parts = [part for turn in self.turns for part in (turn.prompt, turn.completion)]
+        data = b"".join(part.tobytes() for part in parts)
+        return _split_request, (self.id, [len(part) for part in parts], data)
 
     def split_turns(self) -> list[TokenRequest]:
         """Returns each turn as a separate request, with all earlier turns in its prompt."""
@@ -153,8 +154,9 @@ class TokenRequest:
         return joined
 
 
-def _split_tokens(ident: str, lengths: list[int], tokens: Int32Array) -> TokenRequest:
-    """Returns a request whose prompts and completions have these lengths, in turn."""
+def _split_request(ident: str, lengths: list[int], data: bytes) -> TokenRequest:
+    """Returns a request whose prompts and completions, one after the other, have these lengths."""
+    tokens: Int32Array = np.frombuffer(data, np.int32).copy()  # which can be written
     ends = accumulate(lengths)
     parts = (tokens[end - length : end] for end, length in zip(ends, lengths, strict=True))
     return TokenRequest(ident, tuple(TokenTurn(prompt, next(parts)) for prompt in parts))
@@ -183,20 +185,17 @@ MAX_COMPLETION_CHARS = 12_000
 """A completion is cut at the first line end after this many characters, to limit its weight."""
 
 
-def stdlib_conversations(
-    folder: Path | None = None, limit: int | None = None
-) -> tuple[list[Conversation], list[str]]:
+def stdlib_conversations(limit: int | None = None) -> tuple[list[Conversation], list[str]]:
     """Returns the standard library's sources as conversations of one turn each, and those of
     `STDLIB_FILES` that are missing (some distributions leave modules out).
 
     Args:
-        folder: Folder of the sources; None: the folder of the running Python.
         limit: Maximum number of conversations.
 
     Raises:
         InputError: All files are missing.
     """
-    root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    root = Path(sysconfig.get_path("stdlib"))
     conversations: list[Conversation] = []
     missing_files: list[str] = []
     for name in STDLIB_FILES:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ngram_npu.errors import InputError, RecordError, to_one_line
 
@@ -147,15 +147,13 @@ def parse_batch(batch: Batch) -> Iterator[tuple[int, str, Any]]:
     name = batch.name
     for number, (line, raw) in enumerate(batch.lines, start=batch.first_number):
         location = f"{name}:{line}"
-        if batch.is_document:
-            items = _parse_document(_decode(cast(bytes, raw), location), name, line)
+        if isinstance(raw, InputError):
+            yield number, location, raw
+        elif batch.is_document:
+            items = _parse_document(_decode(raw, location), name, line)
             yield from ((i, *item) for i, item in enumerate(items, start=1))
         else:
-            yield (
-                number,
-                location,
-                raw if isinstance(raw, InputError) else _parse_line(raw, name, line),
-            )
+            yield number, location, _parse_line(raw, name, line)
     if batch.error is not None:
         raise batch.error
 

@@ -204,7 +204,7 @@ def read_logs(
         for option, value in (("scope_field", scope_field), ("shard", options.shard)):
             if value is not None:
                 raise InputError(f"{option}: expected none for the standard library's sources")
-        conversations, missing = stdlib_conversations(limit=options.limit)
+        conversations, missing = stdlib_conversations(options.limit)
         for conversation in conversations:
             receive(0, convert(conversation))
         notes: tuple[str, ...] = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)

@@ -153,10 +153,6 @@ def replay(
         requests = item.requests
         if options.generated_only:
             requests = [turn for request in requests for turn in request.split_turns()]
-
-        def show_tokens(done: int, total: int, name: str = item.name) -> None:
-            progress(Progress(name, "replay", done, total))
-
         counts = simulate(
             item.name,
             requests,
@@ -164,7 +160,7 @@ def replay(
             k=config.k,
             batch_size=batch_size,
             padded=options.drafts == "padded",
-            progress=show_tokens,
+            progress=progress,
         )
         figures.append(replace(counts, notes=item.notes))
     return ReplayReport(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,11 +191,14 @@ def test_source_is_split_at_a_line_end_and_limited() -> None:
     assert MAX_COMPLETION_CHARS <= len(completion) <= MAX_COMPLETION_CHARS + 16
 
 
-def test_missing_sources_of_the_standard_library_are_named(tmp_path: Path) -> None:
+def test_missing_sources_of_the_standard_library_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(InputError, match="no sources of the Python standard library"):
-        stdlib_conversations(tmp_path)
+        stdlib_conversations()
     (tmp_path / "copy.py").write_bytes(b"a = 1\r\nb = 2\r\nc = 3\r\n")
-    conversations, missing = stdlib_conversations(tmp_path)
+    conversations, missing = stdlib_conversations()
     (conversation,) = conversations
     assert conversation.id == "copy.py"
     assert conversation.turns == (Turn("a = 1\nb = 2\n", "c = 3\n"),)

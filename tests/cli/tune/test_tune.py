@@ -17,6 +17,7 @@ from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.step_time import EXAMPLES, VerificationCost
 from ngram_npu_cli.replay import (
     InputError,
+    Progress,
     ReplayInput,
     ReplayOptions,
     TokenRequest,
@@ -63,11 +64,9 @@ def test_measured_counts_equal_a_replay(
     requests = read_traffic([traffic_file]).requests
     assert len(group_requests(requests)) == 6
     candidates = (*SETTINGS, PADDED)
-    progress: list[tuple[int, int]] = []
-    measured = measure_settings(
-        candidates, requests, jobs=jobs, progress=lambda *numbers: progress.append(numbers)
-    )
-    assert progress == [(done, 24) for done in range(1, 25)]
+    progress: list[Progress] = []
+    measured = measure_settings(candidates, requests, jobs=jobs, progress=progress.append)
+    assert progress == [Progress("24 pieces", "replay", done, 24) for done in range(1, 25)]
     for candidate, counts in measured.items():
         (item,) = load_inputs([traffic_file])
         for number in (0, 17, 39):

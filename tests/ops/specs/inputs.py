@@ -40,8 +40,12 @@ ONE_REQUEST_CAPACITIES = (90, TILE_CAPACITY, LONG_CAPACITY)
 # Batch sizes close to and above the 256 threads of a lookup's block on a GPU.
 LARGE_BATCHES = (255, 256, 257, 600)
 
-# Match ends at the borders of the pieces, of at least 1024 ends, into which devices split a row.
-PIECE_ENDS = (1023, 1024, 1025, 2047, 2048, 2049)
+# By row length: match ends at the borders of the pieces, of at least 1024 ends, into which devices
+# split a row.
+PIECE_ENDS = {
+    2300: (1023, 1024, 1025, 2047, 2048, 2049),
+    LONG_CAPACITY: (8191, 8192, 8193, 16383, 16384, 16385),
+}
 
 POLICIES = [(match_policy, overlap) for match_policy in (0, 1) for overlap in (False, True)]
 

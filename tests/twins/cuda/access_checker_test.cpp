@@ -27,6 +27,15 @@ __global__ void read_neighbour_in_shared_memory(int* out, Synchronization synchr
   out[blockIdx.x * blockDim.x + threadIdx.x] = staging[(threadIdx.x + 1) % blockDim.x];
 }
 
+// The same with dynamic shared memory, whose item `offset` items after the neighbour's is read.
+__global__ void read_neighbour_in_dynamic_memory(int* out, Synchronization synchronization, int offset) {
+  int* const staging = reinterpret_cast<int*>(dynamic_shared_memory);
+  staging[threadIdx.x] = static_cast<int>(threadIdx.x);
+  synchronize(synchronization);
+  const unsigned neighbour = (threadIdx.x + 1) % blockDim.x;
+  out[blockIdx.x * blockDim.x + threadIdx.x] = staging[static_cast<int>(neighbour) + offset];
+}
+
 __global__ void overwrite_read_value(int* address, int* out, Synchronization synchronization) {
   out[threadIdx.x] = *address;
   synchronize(synchronization);
@@ -209,6 +218,20 @@ TEST_F(CudaTwinAccessChecker, ReadOfUnwrittenSharedMemoryIsReported) {
 }
 
 // The tensor has two rows of three elements, at elements 1 and 6 of a buffer: the buffer's elements 1 to 3 and 6 to 8.
+TEST_F(CudaTwinAccessChecker, DynamicSharedMemoryIsCheckedPerBlock) {
+  const LaunchShape shape{3, 64, 64 * sizeof(int)};
+  expect_success(shape, read_neighbour_in_dynamic_memory, ints(), Synchronization::kBarrier, 0);
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(ints()[i], (i + 1) % 64);
+  const auto expect_kernel_error = [&](const std::string& message, size_t bytes, Synchronization how, int offset) {
+    const LaunchShape faulty_shape{1, 64, bytes};
+    expect_error(message, faulty_shape, read_neighbour_in_dynamic_memory, ints(), how, offset);
+  };
+  expect_kernel_error("shared memory", 64 * sizeof(int), Synchronization::kNone, 0);
+  expect_kernel_error("which no thread wrote", 65 * sizeof(int), Synchronization::kBarrier, 1);
+  expect_kernel_error("next to the dynamic shared memory", 64 * sizeof(int), Synchronization::kBarrier, 1);
+  expect_kernel_error("next to the dynamic shared memory", 64 * sizeof(int), Synchronization::kBarrier, -64);
+}
+
 TEST_F(CudaTwinAccessChecker, AccessOutsideTensorIsReported) {
   int buffer[15] = {};
   int out = 0;

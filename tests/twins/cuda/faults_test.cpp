@@ -121,7 +121,22 @@ TEST_P(CudaTwin, InvalidLaunchShapesAreRejected) {
   EXPECT_TRUE(is_rejected({1, 0}));
   EXPECT_TRUE(is_rejected({1, 1025}));
   EXPECT_TRUE(is_rejected({dim3(1, 65536), 32}));
+  EXPECT_TRUE(is_rejected({1, 32, size_t{49} << 10}));
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+}
+
+TEST_P(CudaTwin, LargeDynamicSharedMemoryMustBeAllowed) {
+  const auto kernel = reinterpret_cast<const void*>(write_item);
+  const auto allow = [&](int bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  };
+  int out[32] = {};
+  const LaunchShape shape{1, 32, size_t{64} << 10};
+  EXPECT_EQ(allow(1 << 20), cudaErrorInvalidValue);
+  EXPECT_EQ(run_kernel(shape, write_item, out), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(allow(64 << 10), cudaSuccess);
+  EXPECT_EQ(run_kernel(shape, write_item, out), cudaSuccess);
+  EXPECT_EQ(allow(47 << 10), cudaSuccess);
 }
 
 __global__ void read_without_barrier(int* out) {

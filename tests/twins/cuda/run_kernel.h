@@ -11,6 +11,7 @@ namespace twin {
 struct LaunchShape {
   dim3 grid{1};
   dim3 block{64};
+  size_t dynamic_shared_bytes = 0;
 };
 
 template <class... Parameters, class... Arguments>
@@ -18,6 +19,7 @@ cudaError_t run_kernel(const LaunchShape& shape, void (*kernel)(Parameters...), 
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.dynamic_shared_bytes;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

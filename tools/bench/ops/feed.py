@@ -23,6 +23,7 @@ from tools.bench.options import Options
 NUM_PUBLISHERS = 4
 RATES = {"idle": 0, "busy": 20_000, "flooded": None}
 """Published tokens per second of all publishers; None: as many as the reader reads."""
+NO_WAIT = "idle without waits"
 EVENTS_PER_BATCH = 64
 BATCHES = 400
 """Number of different batches of a publisher, which repeats them after clearing its cache."""
@@ -48,8 +49,9 @@ class FeedOp(Op):
         "busy": f"{RATES['busy']} published tokens per second",
         "flooded": "the other process sends whenever the reader reads",
         "work_us": "time of the Python loop",
-        "add_us": "time of add_texts; without a reader, of two reads of the clock. The wait before "
-        "each step leaves the caches cold",
+        "add_us": "time of add_texts; without a reader, of two reads of the clock. After a wait, "
+        "caches are cold and the core is slow",
+        NO_WAIT: "idle, and a step begins when the one before has ended",
         "idle_call_ns": f"mean time of add_texts without texts, over {IDLE_CALLS} calls",
         "join": "decoding and joining events in one thread, without sockets",
     }
@@ -74,13 +76,14 @@ class FeedOp(Op):
                 time.sleep(SETTLE_S)
                 steps.setdefault(name, []).extend(run_steps(delivery, num_steps))
                 if name == "idle":
+                    steps.setdefault(NO_WAIT, []).extend(run_steps(delivery, num_steps, 0.0))
                     idle_calls_ns.append(time_idle_call(delivery))
             delivery.close()
             pipe.send(0)
         child.terminate()
         for name, values in steps.items():
             yield {"reader": name, **summarize(values)}
-        yield {"reader": "idle", "idle_call_ns": round(float(np.median(idle_calls_ns)), 1)}
+        yield {"idle_call_ns": round(float(np.median(idle_calls_ns)), 1)}
         yield {"join": {"tokens_per_second": round(time_joiner())}}
 
 
@@ -141,7 +144,9 @@ class Request:
         return self.num_tokens
 
 
-def run_steps(delivery: TextDelivery | None, num_steps: int) -> list[tuple[float, float, int]]:
+def run_steps(
+    delivery: TextDelivery | None, num_steps: int, step_s: float = STEP_S
+) -> list[tuple[float, float, int]]:
     """Returns the seconds of the work and of adding texts, and the number of tokens, per step."""
     steps = []
     requests = [Request(str(i)) for i in range(NUM_REQUESTS)]
@@ -157,7 +162,8 @@ def run_steps(delivery: TextDelivery | None, num_steps: int) -> list[tuple[float
         assert len(scheduled) == NUM_REQUESTS
         num_tokens = 0 if text_step is None else len(text_step.tokens)
         steps.append((worked - started, added - worked, num_tokens))
-        time.sleep(max(0.0, started + STEP_S - time.perf_counter()))
+        if step_s:
+            time.sleep(max(0.0, started + step_s - time.perf_counter()))
     return steps
 
 

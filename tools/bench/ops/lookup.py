@@ -12,7 +12,14 @@ from ngram_npu.config import ANY_TOKEN
 
 from tools.bench.data import Int32Array, Workload
 from tools.bench.device import make_workspace
-from tools.bench.device_peers import Eager, TokenReader, VllmAscend, VllmNgramGpu, VllmV2
+from tools.bench.device_peers import (
+    Eager,
+    PlainScan,
+    TokenReader,
+    VllmAscend,
+    VllmNgramGpu,
+    VllmV2,
+)
 from tools.bench.measure import Drafts, Implementation
 from tools.bench.ops.base import Maker, Op
 from tools.bench.options import Options
@@ -129,13 +136,14 @@ class NgramPropose(Op):
     help = "draft from the rows without appending"
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "read")
-    device_peers = ("vllm-v2", "vllm-ngram-gpu", "eager", "read")
+    device_peers = ("vllm-v2", "vllm-ngram-gpu", "plain-scan", "eager", "read")
     peer_makers: ClassVar[Mapping[str, Maker]] = {
         "vllm-numba": VllmNumba,
         "read": TokenReader,
         "eager": Eager,
         "vllm-v2": VllmV2,
         "vllm-ngram-gpu": VllmNgramGpu,
+        "plain-scan": PlainScan,
         "vllm-ascend": VllmAscend,
     }
 

@@ -45,9 +45,9 @@ class Log:
 
 
 LOGS = (
-    Log("chat messages, mistral-v1", 48),
-    Log("token ids", 240, has_ids=True),
-    Log("chat messages, not tokenized", 240, is_for_tune=True),
+    Log("chat messages, mistral-v1", 96),
+    Log("token ids", 120, has_ids=True),
+    Log("chat messages, not tokenized", 120, is_for_tune=True),
 )
 
 

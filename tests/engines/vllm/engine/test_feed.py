@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from engines import RUNNER, encode_corpus
 from processes import METHODS, RANK_ENVIRONMENT, EngineProcess, Server
+
+if TYPE_CHECKING:
+    from conftest import Runs
 
 METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]].with_options(store="live")
 SCOPE = "ngram_npu_scope"
@@ -123,7 +128,7 @@ def test_server_drafts_text_of_another_server(model: Path, tmp_path: Path) -> No
             assert fed > 1.3 * cold, (fed, cold)
             # The publisher is killed while the receiver serves.
             served = pool.submit(serve, receiver, second)
-            publisher.process.kill()
+            os.killpg(publisher.process.pid, signal.SIGKILL)
         assert served.result() == serve(receiver, second, scope="cold")
         # Another publisher takes the ports: vLLM without the plugin, which knows no scopes.
         with start_server(model, tmp_path / "c", ports=ports, plugin=False) as publisher:
@@ -146,24 +151,25 @@ def test_server_drafts_text_of_another_server(model: Path, tmp_path: Path) -> No
     assert "Traceback" not in log.partition("Shutting down")[0]
 
 
-@pytest.fixture
-def ports(model: Path, tmp_path: Path) -> Iterator[Ports]:
+@pytest.fixture(scope="module")
+def ports(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     """The ports of a server that has published text."""
-    ports = Ports()
-    with start_server(model, tmp_path / "a", ports=ports, plugin=False) as server:
+    ports, folder = Ports(), tmp_path_factory.mktemp("publisher")
+    with start_server(model, folder, ports=ports, plugin=False) as server:
         serve(server, make_prompts(model, 4))
         yield ports
 
 
 @pytest.mark.parametrize("worker", ["FeedReadingWorker", "ReportingWorker"])
 def test_rank_that_reads_the_feed_itself_ends_its_worker(
-    model: Path, tmp_path: Path, ports: Ports, worker: str
+    model: Path, runs: Runs, tmp_path: Path, ports: Ports, worker: str
 ) -> None:
+    request_indices = 2 * {"v1": [0, 7, 8], "v2": [0, 5, 6]}[RUNNER]
     process = EngineProcess(
         model,
         tmp_path / "log",
         "none",
-        [0, 5, 6, 0, 5, 6],
+        request_indices,
         ["report_drafts"],
         overrides={
             **METHOD.make_arguments(model),
@@ -183,4 +189,5 @@ def test_rank_that_reads_the_feed_itself_ends_its_worker(
     result, _ = process.read_result()
     first, second = result["rpc_results"][0]
     assert first == second
+    assert result["token_ids"] == runs("none").get_token_ids(request_indices)
     assert result["metrics"]["ngram_npu_feed_tokens_total"] > MAX_TOKENS

@@ -7,13 +7,14 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import FakeVLLM
 from fake_engine import STORE, V1, V2, Engine, Request, V1Async, V2Neural, make_config
+from ngram_npu.engines.vllm import stats
 from ngram_npu.engines.vllm.feed import delivery, insertion
 from ngram_npu.engines.vllm.feed.addresses import Publisher
 from ngram_npu.engines.vllm.feed.delivery import (
@@ -26,7 +27,7 @@ from ngram_npu.engines.vllm.feed.delivery import (
 )
 from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.patching import SCHEDULER
+from ngram_npu.engines.vllm.patching import RUNNER, SCHEDULER
 from ngram_npu.engines.vllm.sharing import count_text_rows
 
 pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
@@ -350,6 +351,28 @@ def test_text_without_a_store_on_the_rank_is_ignored() -> None:
     output = SimpleNamespace(scheduled_new_reqs=[])
     setattr(output, ATTRIBUTE, "not read")
     engine.add_requests(output)
+
+
+def test_v1_runner_that_inserts_no_text_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    class GPUModelRunner:
+        def execute_model(self, scheduler_output: Any) -> str:
+            return "result"
+
+    module: Any = ModuleType(RUNNER)
+    module.GPUModelRunner = GPUModelRunner
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    monkeypatch.setattr(stats, "require_scope_checks", lambda: None)
+    with pytest.raises(ValueError, match="ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a"):
+        V1(**ON_HOST)
+    V1(**STORE)
+    insertion.install_v1(module)
+    engine = V1(**ON_HOST)
+    runner: Any = GPUModelRunner()
+    runner.drafter = engine.drafter
+    feed = Feed(engine)
+    feed.source.texts = [make_text(TEXT)]
+    assert runner.execute_model(scheduler_output=feed.scheduler.schedule()) == "result"
+    assert engine.store.statistics.tokens_held == len(TEXT)
 
 
 @pytest.mark.parametrize(

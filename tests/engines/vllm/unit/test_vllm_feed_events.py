@@ -255,15 +255,33 @@ def test_cleared_cache_forgets_blocks() -> None:
 
 
 def test_number_of_remembered_blocks_is_limited() -> None:
-    joiner = make_joiner(capacity=8)
-    for i in range(100):
+    joiner = make_joiner(capacity=256)
+    for i in range(400):
         add_events(joiner, make_event(PROMPT, name=str(i)))
-        assert len(joiner._blocks) <= 8
-        assert len(joiner._open_texts) <= 100
+        assert len(joiner._blocks) <= 256
+        assert len(joiner._blocks._unused) <= 3
     add_events(joiner, make_event(PROMPT + ANSWER, 3, name="0"))
     assert joiner.num_orphans == 3
-    add_events(joiner, make_event(PROMPT + ANSWER, 3, name="99"))
-    assert take_texts(joiner)[-1] == (99, 0, PROMPT + ANSWER)
+    add_events(joiner, make_event(PROMPT + ANSWER, 3, name="399"))
+    assert take_texts(joiner)[-1] == (399, 0, PROMPT + ANSWER)
+
+
+def test_block_that_is_continued_again_and_again_is_remembered() -> None:
+    joiner = make_joiner(capacity=256)
+    add_events(joiner, make_event(PROMPT))
+    for i in range(400):
+        other = make_event(ANSWER, name=str(i), parent_block_hash=make_hash("text", 2))
+        add_events(joiner, other)
+    assert joiner.num_orphans == 0
+
+
+def test_removed_blocks_are_those_remembered() -> None:
+    joiner = make_joiner()
+    add_events(joiner, make_event(PROMPT), make_event(ANSWER, name="answer"))
+    assert sum(map(len, joiner.remove_blocks())) == 6
+    assert joiner.remove_blocks() == []
+    add_events(joiner, make_event(PROMPT + ANSWER, 3))
+    assert joiner.num_orphans == 3
 
 
 def test_text_that_is_not_open_any_more_continues_under_other_number(

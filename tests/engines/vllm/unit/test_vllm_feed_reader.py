@@ -22,6 +22,7 @@ from feed_publisher import (
 )
 from ngram_npu.engines.vllm.feed import addresses, connection, reader
 from ngram_npu.engines.vllm.feed.addresses import Publisher as Address
+from ngram_npu.engines.vllm.feed.events import TEXT_OVERHEAD
 from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import FeedCounters
 
@@ -142,6 +143,17 @@ def test_lost_batches_without_replay_are_counted(
     source.publish(make_event(make_text(3), name="last"))
     collector.wait_for(make_text(1), make_text(3))
     assert feed_reader.get_counters().gaps == 1
+
+
+def test_batch_with_false_number_counts_as_limited_gap(
+    publishers: Callable[..., Publisher], start: Start
+) -> None:
+    source = publishers(has_replay=False)
+    feed_reader, collector = start(source)
+    source.publish(make_event(make_text(1), name="first"))
+    source.send(2**60, encode_batch(make_event(make_text(2), name="false number")))
+    collector.wait_for(make_text(1), make_text(2))
+    assert feed_reader.get_counters().gaps == 2**20
 
 
 def test_taken_texts_have_at_most_max_tokens(
@@ -344,6 +356,21 @@ def test_text_that_is_not_taken_stays_within_limits(
     num_kept = num_published - feed_reader.get_counters().dropped
     assert num_kept <= 4_000 + 2_000
     wait_until(lambda: collector.has() and sum(map(len, collector.tokens.values())) == num_kept)
+
+
+def test_number_of_short_texts_that_wait_is_limited(
+    publishers: Callable[..., Publisher], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "WAITING_TOKENS", 4_000)
+    monkeypatch.setattr(reader, "READY_TOKENS", 1)
+    source = publishers()
+    feed_reader, _ = start(source)
+    fields = {"block_size": 1, "token_ids": [5], "extra_keys": [None]}
+    for first in range(0, 5_000, 100):
+        numbers = range(first, first + 100)
+        source.publish(*(make_event([], **fields, block_hashes=[i]) for i in numbers))
+    wait_until(lambda: feed_reader.get_counters().tokens == 5_000)
+    assert feed_reader.get_counters().dropped >= 5_000 - 1 - 4_000 // TEXT_OVERHEAD
 
 
 def test_errors_of_one_connection_are_contained(

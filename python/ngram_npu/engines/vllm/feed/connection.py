@@ -1,9 +1,9 @@
-"""Receives the batches of one publisher in order, including those that it must be asked for.
+"""Receives the batches of one publisher in order, including those that the reader must request.
 
 A publisher numbers its batches from 0 when it starts. The numbers say what is missing: what was
 published before the connection, or what was lost because the reader was slow. vLLM's replay socket
-answers a number with all batches from it on that it still has. While a replay is read, new batches
-wait in the socket of the live stream, so that batches are processed in their order.
+answers a number with all batches from this number on that the publisher still has. While a replay
+is read, new batches wait in the socket of the live stream, so batches are processed in order.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ _REPLAY_READS = 16
 _MESSAGE_OVERHEAD = 128
 """Bytes that a message takes in the backlog in addition to its payload, which may be empty."""
 _MAX_SEQUENCE = 1 << 62
+_MAX_COUNTED_GAP = 1 << 20
+"""A false number must not make the counter of lost batches useless."""
 _SEQUENCE_BYTES = 8
 _END_OF_REPLAY = b"\xff" * _SEQUENCE_BYTES
 
 
 class Connection:
-    """The sockets of one publisher, and its text. Only the reader's thread uses it."""
+    """The connection to one publisher, and its text. Only the reader's thread uses it."""
 
     def __init__(self, publisher: Publisher, joiner: TextJoiner, log: StateLog) -> None:
         self.publisher, self.joiner = publisher, joiner
         self.max_waiting = 0
-        """Tokens that may wait in the joiner; the oldest text is dropped for newer text."""
+        """Maximum of the joiner's ``waiting_size``; the oldest text is dropped for newer text."""
         self.is_connected = False
         self.num_gaps = self.num_dropped = self.num_rejected = 0
         self._log = log
@@ -87,9 +89,8 @@ class Connection:
         return [client for client in clients if client is not None]
 
     def _can_read_live(self) -> bool:
-        if self._replay is not None or self._is_interrupted:
-            return not self.is_connected
-        return self._backlog_bytes < LIVE_BACKLOG_BYTES
+        is_replaying = self._replay is not None or self._is_interrupted
+        return not is_replaying and self._backlog_bytes < LIVE_BACKLOG_BYTES
 
     def receive(self) -> None:
         """Receives messages that have arrived, without waiting."""
@@ -170,7 +171,7 @@ class Connection:
     def _add_batch(self, sequence: int, payload: bytes) -> None:
         first = self._last_next if self._next is None else self._next
         if first is not None:
-            self.num_gaps += max(0, sequence - first)
+            self.num_gaps += min(max(0, sequence - first), _MAX_COUNTED_GAP)
         self._next, self._last_next = sequence + 1, None
         self._backlog.append(payload)
         self._backlog_bytes += len(payload) + _MESSAGE_OVERHEAD
@@ -255,7 +256,7 @@ class Connection:
                     self.joiner.add_event(decode_event(raw), time.monotonic())
             except EventError as error:
                 self._reject("sends malformed events", f": {error}")
-            while self.joiner.num_waiting > self.max_waiting:
+            while self.joiner.waiting_size > self.max_waiting:
                 self._log.log(self.publisher, "sends more text than this engine takes")
                 self.num_dropped += self.joiner.drop_oldest()
             if time.perf_counter() >= deadline:

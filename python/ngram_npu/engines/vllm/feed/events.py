@@ -35,6 +35,9 @@ MAX_OPEN_TEXTS = 1 << 12
 """Number of a publisher's texts that can be continued under their number."""
 CONTEXT_TOKENS = 16
 """Tokens repeated at the start of a text that branches off another one: the longest n-gram."""
+TEXT_OVERHEAD = 64
+"""Tokens that take as much memory as a waiting text without tokens. Texts can be short."""
+_NUM_DICTS = 64
 _TOKEN_BYTES = 4
 _SCOPE_BYTES = 8
 
@@ -120,35 +123,55 @@ class OpenText:
         return FedText(self.number, self.scope, np.frombuffer(data[:end], np.int32).copy())
 
 
-class _RecentBlocks:
-    """By block hash, the scope of the block and the tokens at its end, as bytes.
+Blocks = dict[BlockHash, bytes]
+"""By block hash, the scope of the block and the tokens at its end, as bytes."""
 
-    The blocks are in two halves. If the newer half is full, the older half is forgotten and the
-    newer one becomes the older one; a block that is read moves to the newer half. Integers and
-    bytes in a plain dict do not slow down Python's garbage collector.
+
+class _RecentBlocks:
+    """The blocks that were added or found last, about ``capacity`` of them.
+
+    They are in many small dicts, since Python takes 100 ms to free or to enlarge one with half a
+    million blocks, in which no other thread runs. Each dict of newer blocks has one of older
+    blocks. If the newer one is full, it replaces the older one, which is freed later. A block that
+    is found moves to the newer dict.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._newer: dict[BlockHash, bytes] = {}
-        self._older: dict[BlockHash, bytes] = {}
+        self._newer, self._older = _make_dicts(), _make_dicts()
+        self._unused: list[Blocks] = []
 
     def __len__(self) -> int:
-        return len(self._newer) + len(self._older)
+        return sum(map(len, self._newer)) + sum(map(len, self._older))
 
     def find(self, block: BlockHash) -> bytes | None:
-        record = self._newer.get(block)
-        if record is None and (record := self._older.pop(block, None)) is not None:
+        number = hash(block) % _NUM_DICTS
+        record = self._newer[number].get(block)
+        if record is None and (record := self._older[number].pop(block, None)) is not None:
             self.add(block, record)
         return record
 
     def add(self, block: BlockHash, record: bytes) -> None:
-        if len(self._newer) >= self.capacity // 2:
-            self._newer, self._older = {}, self._newer
-        self._newer[block] = record
+        if self._unused:
+            self._unused.pop()
+        number = hash(block) % _NUM_DICTS
+        if len(self._newer[number]) >= max(1, self.capacity // (2 * _NUM_DICTS)):
+            self._unused.append(self._older[number])
+            self._older[number], self._newer[number] = self._newer[number], {}
+        self._newer[number][block] = record
 
     def clear(self) -> None:
-        self._newer, self._older = {}, {}
+        self._unused = self.remove_all()
+
+    def remove_all(self) -> list[Blocks]:
+        """Returns all dicts, for the caller to free them one after the other."""
+        blocks = [part for part in (*self._newer, *self._older, *self._unused) if part]
+        self._newer, self._older, self._unused = _make_dicts(), _make_dicts(), []
+        return blocks
+
+
+def _make_dicts() -> list[Blocks]:
+    return [{} for _ in range(_NUM_DICTS)]
 
 
 class TextJoiner:
@@ -173,9 +196,18 @@ class TextJoiner:
         self.num_orphans = 0
         self.num_rejected = 0
 
+    @property
+    def waiting_size(self) -> int:
+        """Memory that waiting texts take, in tokens."""
+        return self.num_waiting + TEXT_OVERHEAD * len(self.waiting)
+
     def set_capacity(self, blocks: int) -> None:
-        """Sets how many blocks are remembered."""
+        """Sets about how many blocks are remembered."""
         self._blocks.capacity = blocks
+
+    def remove_blocks(self) -> list[Blocks]:
+        """Forgets all blocks, and returns them, so that they can be freed in small parts."""
+        return self._blocks.remove_all()
 
     def add_event(self, event: BlockStored, now: float) -> None:
         """Adds the text of an event, received at the time ``now``, to the waiting texts."""

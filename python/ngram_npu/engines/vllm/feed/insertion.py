@@ -25,7 +25,7 @@ from ngram_npu.engines.vllm.patching import (
     parameter_names,
     wrap_function,
 )
-from ngram_npu.engines.vllm.sharing import UNKNOWN_RUNNER, SharedStore, exit_worker_on_error
+from ngram_npu.engines.vllm.sharing import SharedStore, exit_worker_on_error
 from ngram_npu.host_drafting import HostDrafting
 
 
@@ -41,6 +41,7 @@ class TextInserter:
         self._sent_digest = self._inserted.digest
 
     def insert(self, step: TextStep) -> None:
+        """Inserts text, and adds it to the digest of all inserted text."""
         self._insert(step)
         self._inserted.add(step)
 
@@ -128,12 +129,13 @@ class _Rows:
 
 
 def _split_by_row(step: TextStep) -> Iterator[TextStep]:
-    first, first_token, rows = 0, 0, set[int]()
+    """Yields the pieces in order, in as few parts as possible in which all rows differ."""
+    first, first_token, rows_of_part = 0, 0, set[int]()
     bounds = np.cumsum(step.counts).tolist()
-    row_list = step.rows.tolist()
-    for end in range(1, len(row_list) + 1):
-        rows.add(row_list[end - 1])
-        if end < len(row_list) and row_list[end] not in rows:
+    rows = step.rows.tolist()
+    for end in range(1, len(rows) + 1):
+        rows_of_part.add(rows[end - 1])
+        if end < len(rows) and rows[end] not in rows_of_part:
             continue
         yield TextStep(
             step.rows[first:end],
@@ -144,7 +146,7 @@ def _split_by_row(step: TextStep) -> Iterator[TextStep]:
             step.digest,
         )
         first, first_token = end, bounds[end - 1]
-        rows.clear()
+        rows_of_part.clear()
 
 
 def make_host_inserter(store: SharedStore) -> TextInserter | None:
@@ -152,13 +154,16 @@ def make_host_inserter(store: SharedStore) -> TextInserter | None:
     None without a feed.
 
     Raises:
-        ValueError: The plugin has not wrapped this runner.
+        ValueError: The plugin has not wrapped the runner.
     """
     if not store.num_text_rows:
         return None
     runner = getattr(sys.modules.get(RUNNER), "GPUModelRunner", None)
     if runner is not None and not is_wrapped(runner.execute_model, execute_model):
-        raise ValueError(UNKNOWN_RUNNER.format("execute_model"))
+        raise ValueError(
+            "ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a V1 runner whose "
+            "execute_model ngram_npu can wrap; this one is not wrapped"
+        )
     contents, rows = store.host_contents, _Rows(store.num_text_rows)
     token_ids = np.zeros((store.num_text_rows, ROW_TOKENS), np.int32)
 

@@ -1,10 +1,10 @@
 """Reads the KV events of other engines in a thread of the engine core.
 
 The thread shares Python's interpreter lock with the scheduler. It works for a fraction of a
-millisecond and then waits several times as long, so even a publisher that sends without end takes
-only a small share of the time of a step. All memory is bounded: what arrives too fast waits in its
-publisher's process, and then the oldest text of this publisher is dropped. Nothing that a publisher
-sends ends the thread or raises an error in the scheduler.
+millisecond, or for one event, and then waits several times as long, so even a publisher that sends
+without end takes only a small share of the time of a step. All memory is bounded: what arrives too
+fast waits in its publisher's process, and then the oldest text of this publisher is dropped.
+Nothing that a publisher sends ends the thread or raises an error in the scheduler.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from multiprocessing.util import Finalize
 
 from ngram_npu.engines.vllm.feed.addresses import AddressBook, Publisher, StateLog
 from ngram_npu.engines.vllm.feed.connection import Connection
-from ngram_npu.engines.vllm.feed.events import TextJoiner
+from ngram_npu.engines.vllm.feed.events import Blocks, TextJoiner
 from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
 from ngram_npu.engines.vllm.patching import format_error
 
 KNOWN_BLOCKS = 1 << 20
-"""Blocks that all publishers' texts can be continued from: 200 MB."""
+"""Blocks of all publishers after which a text can continue: 230 MB."""
 WAITING_TOKENS = 1 << 20
-"""Tokens of all publishers that can wait for the engine."""
+"""Tokens of all publishers that can wait for the engine; a text counts as 64 tokens more."""
 READY_TOKENS = 1 << 15
 """Tokens, in addition, that the engine can take at once."""
 TEXT_TOKENS = 1 << 12
@@ -66,6 +66,8 @@ class FeedReader:
         self._counted: tuple[FeedCounters, tuple[Connection, ...]] = FeedCounters(), ()
         """Counters of removed publishers, and the others. Replaced as a whole, because another
         thread reads them."""
+        self._unused_blocks: list[Blocks] = []
+        """Of removed publishers. Each turn frees a part."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ngram_npu feed", daemon=True)
         self._thread.start()
@@ -130,6 +132,8 @@ class FeedReader:
 
     def _work(self, started: float, turn: int) -> None:
         """Receives from all publishers, and decodes batches of one of them."""
+        if self._unused_blocks:
+            self._unused_blocks.pop()
         self._update_connections()
         connections = list(self._connections.values())
         for connection in connections:
@@ -176,6 +180,7 @@ class FeedReader:
             connection.num_dropped += connection.joiner.num_waiting
             past = _add_counters(self._counted[0], connection)
             self._counted = past, tuple(self._connections.values())
+            self._unused_blocks += connection.joiner.remove_blocks()
             connection.close()
 
     def _make_ready(self) -> None:
