@@ -173,7 +173,7 @@ class NgramProposer:
             "draft_costs": draft_costs,
         }
         try:
-            scope_arguments = {"scopes": scopes, "prompt_scopes": prompt_scopes}
+            scope_arguments: dict[str, Any] = {"scopes": scopes, "prompt_scopes": prompt_scopes}
             drafts = drafting.propose(token_ids, num_tokens, **scope_arguments, **arguments)
         except (RuntimeError, TypeError, AttributeError):
             _check_kinds(op, drafting, token_ids=token_ids, num_tokens=num_tokens, **arguments)
@@ -228,7 +228,7 @@ class NgramProposer:
             "draft_costs": draft_costs,
         }
         try:
-            scope_arguments = {"scopes": scopes, "prompt_scopes": prompt_scopes}
+            scope_arguments: dict[str, Any] = {"scopes": scopes, "prompt_scopes": prompt_scopes}
             result = drafting.step(**rows, **scope_arguments, advance=advance, **arguments)
         except (RuntimeError, TypeError, AttributeError):
             _check_kinds(op, drafting, **rows, **arguments)

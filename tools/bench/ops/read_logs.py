@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu_cli.logs.conversations import Conversation, TokenRequest
-from ngram_npu_cli.logs.files import find_files
 from ngram_npu_cli.logs.reader import Tokenization, read_logs
 from ngram_npu_cli.options import ReadingOptions
-from ngram_npu_cli.replay import read_conversations
+from ngram_npu_cli.replay import load_inputs
 from ngram_npu_cli.tune.traffic import PickledConversation
 
 from tools.bench.data import find_data
@@ -62,11 +61,8 @@ class ReadLogs(Op):
     }
 
     def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
-        recorded = [
-            conversation
-            for file in find_files(find_data(options.data))
-            for conversation in read_conversations(Path(str(file)))
-        ]
+        inputs = load_inputs([find_data(options.data)], ReadingOptions(strict=True))
+        recorded = [conversation for item in inputs for conversation in item.conversations]
         tokenization = Tokenization("mistral-v1")
         for log in LOGS:
             convert = PickledConversation.of if log.is_for_tune else tokenization.tokenize

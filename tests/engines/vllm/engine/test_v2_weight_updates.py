@@ -61,8 +61,9 @@ def run_rollouts(engine: Engine, versions: list[Path]) -> Rollouts:
     for version, folder in enumerate(versions):
         if version > 0:
             engine.llm.sleep(level=2)
-            engine.llm.wake_up()
+            engine.llm.wake_up(tags=["weights"])
             engine.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            engine.llm.wake_up(tags=["kv_cache"])
             assert engine.llm.reset_prefix_cache()
             if has_store:
                 num_tokens = call_store(engine, "statistics")["tokens_held"]
