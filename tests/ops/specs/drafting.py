@@ -92,7 +92,7 @@ def _make_proposals(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"{name}-{policy}", args)
 
     for i, policy in enumerate(POLICIES):
-        row_lengths = TILE_LENGTHS * (1 + i // 2)  # a larger batch has fewer blocks per row
+        row_lengths = TILE_LENGTHS * (1 + i // 2)  # then an NPU has fewer cores per row
         rows = in_buffer(make_copy_rows(rng, row_lengths, TILE_CAPACITY), before=i)
         args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
         yield Sample(f"tile-edges-{policy}", args)
@@ -284,7 +284,7 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
                 yield Sample(f"{name}-{label}", (*args, INT32_MAX, 2, 8, 10, *policy, 152, None))
     for i, policy in enumerate(POLICIES):
         # The last three tokens of each row are appended, so the copies match the new row's end.
-        new_lengths = TILE_LENGTHS * (1 + i // 2)  # a larger batch has fewer blocks per row
+        new_lengths = TILE_LENGTHS * (1 + i // 2)  # then an NPU has fewer cores per row
         new_rows = make_copy_rows(rng, new_lengths, TILE_CAPACITY)
         sampled = np.stack([row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)])
         lengths = in_buffer([n - 3 for n in new_lengths])
