@@ -59,7 +59,7 @@ def _count_overlaps() -> tuple[int, int]:
 
 def _find_cases_with_shared_rows(op: str) -> list[Case]:
     """Returns the cases in which several blocks share a row."""
-    labels = ("few-long", "tile-edges", "workspace", "batch-2049")
+    labels = ("few-long", "one-request", "batch-2049")
     return [
         case
         for case in make_sample_cases(op)

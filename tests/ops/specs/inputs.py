@@ -37,7 +37,7 @@ MANY_LONG_ROWS = [24591, 24579, 16385, 8193, 8192, 100, 6, 24577, 16384]
 # block and no workspace. If the capacity is large, a device uses more blocks than the row needs.
 ONE_REQUEST_CAPACITIES = (90, TILE_CAPACITY, LONG_CAPACITY)
 
-# Batch sizes close to and above the 256 threads of a lookup's block on a GPU.
+# Batch sizes close to and above 256, the number of threads of some blocks on a GPU.
 LARGE_BATCHES = (255, 256, 257, 600)
 
 # By row length: match ends at the borders of the pieces, of at least 1024 ends, into which devices
