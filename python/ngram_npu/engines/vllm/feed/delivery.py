@@ -96,7 +96,7 @@ class TextDigest:
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
-        self.digest = b""
+        self.digest = self._hash.digest()
 
     def add(self, step: TextStep) -> bytes:
         """Adds the pieces of a step, and returns the new digest."""
