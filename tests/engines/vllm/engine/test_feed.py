@@ -164,21 +164,22 @@ def ports(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
 def test_rank_that_reads_the_feed_itself_ends_its_worker(
     model: Path, runs: Runs, tmp_path: Path, ports: Ports, worker: str
 ) -> None:
-    request_indices = 2 * {"v1": [0, 7, 8], "v2": [0, 5, 6]}[RUNNER]
+    request_indices = {"v1": 8 * [0, 7, 8], "v2": 2 * [0, 5, 6]}[RUNNER]
     process = EngineProcess(
         model,
         tmp_path / "log",
         "none",
         request_indices,
         ["report_drafts"],
+        ["ngram_npu_store_statistics"],
         overrides={
             **METHOD.make_arguments(model),
             "tensor_parallel_size": 2,
             "worker_cls": f"workers.{worker}",
+            "worker_extension_cls": "ngram_npu.engines.vllm.extension.StoreExtension",
         },
         **RANK_ENVIRONMENT,
         NGRAM_NPU_VLLM_STORE_FEED=str(ports),
-        PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
     )
     if worker == "FeedReadingWorker":
         status, log = process.wait()
@@ -187,7 +188,7 @@ def test_rank_that_reads_the_feed_itself_ends_its_worker(
         assert "RESULT " not in log
         return
     result, _ = process.read_result()
-    first, second = result["rpc_results"][0]
-    assert first == second
+    assert all(first == second for first, second in result["rpc_results"])
     assert result["token_ids"] == runs("none").get_token_ids(request_indices)
-    assert result["metrics"]["ngram_npu_feed_tokens_total"] > MAX_TOKENS
+    statistics = result["rpc_results"][1][0]
+    assert statistics["tokens_inserted"] > sum(map(len, result["token_ids"])) + MAX_TOKENS
