@@ -23,21 +23,28 @@ struct NgramProposeParams {
   const Executor* executor;      // host backends only; null: the calling thread
 };
 
-NGRAM_FN RequestRow request_row(const NgramProposeParams& p, int64_t i) {
+// The row of a request, even if the request gets no draft. The length may be invalid.
+NGRAM_FN RequestRow assigned_row(const NgramProposeParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
-  if (!p.token_ids.has(row) || (p.num_sampled != nullptr && p.num_sampled[i] <= 0)) return {-1, 0};
+  if (!p.token_ids.has(row)) return {-1, 0};
   return {row, p.num_tokens[row]};
+}
+// A request gets a draft only if this number is positive.
+NGRAM_FN int32_t num_new_tokens(const NgramProposeParams& p, int64_t i) {
+  return p.num_sampled != nullptr ? p.num_sampled[i] : 1;
+}
+NGRAM_FN RequestRow request_row(const NgramProposeParams& p, int64_t i) {
+  if (num_new_tokens(p, i) <= 0) return {-1, 0};
+  return assigned_row(p, i);
 }
 
 // The token for output positions that are not filled from the row: with `fill`, the row's last token (even if
 // num_sampled is 0); without `fill` or without a valid row, kNoToken.
-NGRAM_FN int32_t padding_token(const NgramProposeParams& p, int64_t i) {
-  if (!p.lookup.fill) return kNoToken;
-  const int64_t row = p.row_indices[i];
-  if (!p.token_ids.has(row)) return kNoToken;
-  const int64_t length = p.num_tokens[row];
-  return length >= 1 && length <= p.token_ids.capacity ? p.token_ids[row][length - 1] : kNoToken;
+NGRAM_FN int32_t padding_token(const NgramProposeParams& p, const RequestRow& assigned) {
+  const bool has_token = assigned.length >= 1 && assigned.length <= p.token_ids.capacity;
+  return p.lookup.fill && has_token ? p.token_ids[assigned.row][assigned.length - 1] : kNoToken;
 }
+NGRAM_FN int32_t padding_token(const NgramProposeParams& p, int64_t i) { return padding_token(p, assigned_row(p, i)); }
 
 // ngram_step_: appends the sampled tokens to their rows, then drafts from the updated rows. Contract:
 // docs/ops/ngram_step.md.

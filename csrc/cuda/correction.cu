@@ -125,7 +125,7 @@ dim3 make_grid(const CorrectSpecStateParams& p) {
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_num_computed_tokens_(const CorrectNumComputedTokensParams* params,
                                                                      void* stream) {
-  return launch(correct_num_computed_tokens_kernel, dim3(1), kThreads, stream, *params);
+  return launch(correct_num_computed_tokens_kernel, {dim3(1), kThreads}, stream, *params);
 }
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const CorrectSpecStateParams* p) {
@@ -136,7 +136,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecSta
   const CorrectSpecStateParams& p = *params;
   const dim3 grid = make_grid(p);
   if (grid.x > 1 && p.workspace == nullptr) return kInvalidParams;
-  return launch(correct_spec_state_kernel, grid, kThreads, stream, p);
+  return launch(correct_spec_state_kernel, {grid, kThreads}, stream, p);
 }
 
 }  // namespace ngram_npu::cuda

@@ -133,15 +133,15 @@ NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_device_store_append__workspace(const Dev
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_device_store_append_(const DeviceStoreAppendParams* params, void* stream) {
   if (params->workspace == nullptr) return kInvalidParams;
-  const int32_t status = launch(device_store_plan_kernel, dim3(1), kPlanThreads, stream, *params);
+  const int32_t status = launch(device_store_plan_kernel, {dim3(1), kPlanThreads}, stream, *params);
   return status != kOk
              ? status
-             : launch(device_store_append_kernel, blocks_for(params->batch, 1), kAppendThreads, stream, *params);
+             : launch(device_store_append_kernel, {blocks_for(params->batch, 1), kAppendThreads}, stream, *params);
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_device_store_propose_(const DeviceStoreProposeParams* params, void* stream) {
   const dim3 grid = blocks_for(params->batch, kProposeWarps);
-  return launch(device_store_propose_kernel, grid, kProposeThreads, stream, *params);
+  return launch(device_store_propose_kernel, {grid, kProposeThreads}, stream, *params);
 }
 
 }  // namespace ngram_npu::cuda

@@ -9,7 +9,7 @@ namespace ngram_npu::cuda {
 
 static thread_local const char* last_error = "";
 
-int32_t resident_blocks(const void* kernel, int32_t threads) {
+int32_t resident_blocks(const void* kernel, int32_t threads, size_t shared_bytes) {
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, int32_t> cached_counts;
   int device = 0, num_multiprocessors = 0, blocks_per_multiprocessor = 0;
@@ -18,7 +18,8 @@ int32_t resident_blocks(const void* kernel, int32_t threads) {
   int32_t& count = cached_counts[{device, kernel}];
   if (count == 0) {
     if (cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_multiprocessor, kernel, threads, 0) != cudaSuccess)
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_multiprocessor, kernel, threads, shared_bytes) !=
+        cudaSuccess)
       return 1;
     count = larger(1, num_multiprocessors * blocks_per_multiprocessor);
   }

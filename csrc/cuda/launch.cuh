@@ -8,12 +8,17 @@
 
 namespace ngram_npu::cuda {
 
+// The dynamic shared memory of the block. The model of a GPU in tests/twins defines a function for it.
+#if defined(__CUDACC__)
+extern __shared__ int4 dynamic_shared_memory[];
+#endif
+
 constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // Returns the number of blocks of a kernel that the current device runs concurrently. Does not wait for the device;
 // allowed during graph capture.
-int32_t resident_blocks(const void* kernel, int32_t threads);
+int32_t resident_blocks(const void* kernel, int32_t threads, size_t shared_bytes);
 
 // Returns the grid for one thread, warp or block per item, with per_block items per block. The grid has at least one
 // block, because a launch must not be empty.
@@ -74,11 +79,28 @@ __device__ Int prefix_sum_over_block(Int value, Int* warp_sums, Int* total) {
 // Returns the Status for an entry point to return, and keeps the text of an error for ngram_npu_cuda_error().
 int32_t status_of(cudaError_t error);
 
+struct LaunchShape {
+  dim3 grid;
+  int32_t threads;          // per block
+  size_t shared_bytes = 0;  // dynamic shared memory per block
+};
+
+// The dynamic shared memory of a block that a kernel may use without cudaFuncSetAttribute() is 48 KiB, less its static
+// shared memory.
+constexpr size_t kDefaultSharedBytes = size_t{47} << 10;
+
 template <class... Parameters, class... Arguments>
-int32_t launch(void (*kernel)(Parameters...), dim3 grid, int32_t threads, void* stream, Arguments... arguments) {
+int32_t launch(void (*kernel)(Parameters...), LaunchShape shape, void* stream, Arguments... arguments) {
+  if (shape.shared_bytes > kDefaultSharedBytes) {
+    const int32_t status = status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                          static_cast<int>(shape.shared_bytes)));
+    if (status != kOk) return status;
+  }
   cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<uint32_t>(threads));
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(static_cast<uint32_t>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
@@ -100,7 +122,8 @@ __global__ void __launch_bounds__(kItemThreads) items_kernel(const __grid_consta
 // parameters, for each of `count` items.
 template <int32_t kLanes = 1, class Params>
 int32_t launch_items(const Params& p, int64_t count, void* stream) {
-  return launch(items_kernel<kLanes, Params>, blocks_for(count, kItemThreads / kLanes), kItemThreads, stream, p, count);
+  return launch(items_kernel<kLanes, Params>, {blocks_for(count, kItemThreads / kLanes), kItemThreads}, stream, p,
+                count);
 }
 
 }  // namespace ngram_npu::cuda

@@ -1,5 +1,5 @@
-// The lookup on a GPU. The batch's rows are divided into tiles, which are distributed evenly to one wave of blocks. The
-// last block that finishes a row writes the row's result. docs/design/cuda.md gives the reasons for this design.
+// The lookup on a GPU. A block loads a share of a row at once: all of a short row, or some shares of a long row in
+// turn. docs/design/cuda.md gives the reasons for this design.
 #pragma once
 
 #include "core/drafting.h"
@@ -7,20 +7,23 @@
 
 namespace ngram_npu::cuda {
 
-constexpr int32_t kLookupThreads = 256;
-constexpr int32_t kLookupWarps = kLookupThreads / kWarpSize;
-// Minimum number of blocks per multiprocessor; with a higher minimum the compiler spills registers. For PTX the minimum
-// is one less, because the driver allocates its registers. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as
-// PTX.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870
-constexpr int32_t kLookupBlocks = 3;
-#else
-constexpr int32_t kLookupBlocks = 4;
-#endif
 constexpr int32_t kVectorTokens = 4;   // 16 bytes: one load
-constexpr int32_t kThreadVectors = 4;  // per thread; the next tile's vectors are loaded while a tile is searched
-constexpr int32_t kTileVectors = kLookupThreads * kThreadVectors;
-constexpr int32_t kTileTokens = kTileVectors * kVectorTokens;
+constexpr int32_t kThreadVectors = 8;  // vectors of a share that a thread loads at once
+constexpr int32_t kThreadTokens = kThreadVectors * kVectorTokens;
+constexpr int32_t kHaloTokens = kMaxNgram;  // before a share, because a match may begin there
+constexpr int32_t kMinLookupThreads = 96;   // one per draft token and one per edge of a share
+constexpr int32_t kMaxLookupThreads = 512;  // of a block that reads a whole row
+constexpr int32_t kLongRowThreads = 256;    // of the blocks of longer rows, so that several are resident
+constexpr int32_t kMaxSharesPerBlock = 4;   // more blocks than are resident are faster than a longer loop
+static_assert(kHaloTokens % kVectorTokens == 0 && kMinLookupThreads >= kHaloTokens);
+static_assert(kMinLookupThreads >= kMaxSampledWidth + 2 * (kVectorTokens - 1));
+// Minimum number of blocks per multiprocessor, which limits a thread to 64 registers. For PTX the minimum is one less,
+// because the driver allocates its registers. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as PTX.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870
+constexpr int32_t kLookupBlocks = 1;
+#else
+constexpr int32_t kLookupBlocks = 2;
+#endif
 
 // Marks a pointer into a tensor as a pointer to global memory. Without this mark the compiler may emit generic
 // accesses, which test the memory space at run time.
@@ -42,16 +45,6 @@ struct RowTokens {
   }
 };
 
-// Computes count_valid_prefix() with one load per lane instead of a chain of loads.
-__device__ inline int64_t count_valid_prefix_by_warp(const int32_t* sampled_tokens, int64_t width, int64_t vocab_size) {
-  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  for (int32_t first = 0;; first += kWarpSize) {
-    const int32_t k = first + lane;
-    const uint32_t valid_lanes = __ballot_sync(kWholeWarp, k < width && is_valid_token(sampled_tokens[k], vocab_size));
-    if (valid_lanes != kWholeWarp) return first + __ffs(static_cast<int32_t>(~valid_lanes)) - 1;
-  }
-}
-
 // A match as one number, so that the best of several matches has the maximum rank: a longer match is better; of equally
 // long matches, the earlier or the later is better, by the match policy. 0: no match.
 using Rank = unsigned long long;
@@ -72,300 +65,285 @@ __device__ inline Match match_of(Rank rank, const RowTokens& tokens, const Looku
   return {end, len};
 }
 
-// The workspace of a request, for grids of several blocks. The last block of the grid zeroes the workspaces.
+// The workspace of a request, for grids with several blocks per request. The request's last block zeroes it.
 struct RequestWorkspace {
   Rank best;
-  uint32_t num_arrived;   // number of blocks that have finished their share of the request's row
-  uint32_t num_finished;  // number of blocks that have finished; used only in the first request's workspace
+  uint32_t num_arrived;  // number of the request's blocks that have finished
+  uint32_t unused;
 };
 static_assert(sizeof(RequestWorkspace) == kLookupWorkspaceWords * sizeof(int32_t));
 
-// Shared memory of one block. The values that a search needs rarely are here instead of in registers.
+// Shared memory of one block, besides the share's tokens in the dynamic shared memory.
 struct LookupBlock {
   int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
-  RowTokens tokens;
-  Rank best;
-  int32_t full_match_tile;  // the first tile with a match of max_n tokens
+  uint8_t costs[kCostRows];
+  alignas(16) RowTokens tokens;  // so that 16 bytes are accessed at once
+  alignas(16) RequestRow row;
+  Rank best;         // of the shares that this block has searched
+  Rank joined_best;  // of all shares; only in the last block of a request with several blocks
+  int64_t num_sampled;
+  int32_t newest_token;
   bool is_last;
-  int32_t share_size;  // number of entries of the list of tiles per block
-  int32_t share_end;   // end of this block's share of the list
-  int64_t request;     // the current request
-  int32_t first_tile;  // list index of the current request's first tile
-  int32_t warp_sums[kLookupWarps];
 };
 
-// One warp's search through the block's part of a row.
+// One thread's search for the positions at which matches end.
 //
-// End positions are searched in chunks of 32 vectors in the order of the policy: a match in a later chunk must be
-// longer than the best match in an earlier chunk. Instead of a vector beyond the row's last vector, the last vector is
-// read again, which does not change the result. The edges are the few ends before the first whole vector and after the
-// last whole vector, and the ends in the sampled tokens.
-class WarpSearch {
+// A share has kThreadVectors aligned vectors per thread. The edges are the few ends before the first whole vector and
+// after the last whole vector, and the ends in the sampled tokens; they belong to the share of the position. The tokens
+// of a share and of the halo before it are copied to shared memory, so that a candidate is compared without loads.
+class ShareSearch {
  public:
-  __device__ WarpSearch(const RowTokens& tokens, const LookupOptions& options, LookupBlock& block)
-      : block_(block), options_(options) {
-    const int32_t num_ends = smaller(tokens.num_in_row, tokens.length - 1);  // ends in the row itself
-    const int32_t head = count_head(tokens);
-    num_vectors_ = (num_ends - head) / kVectorTokens;
-    vectors_ = reinterpret_cast<const int4*>(tokens.row + head);
-    const int32_t chunk = static_cast<int32_t>(threadIdx.x) / kWarpSize;
-    const int32_t num_chunks = (num_vectors_ + kWarpSize - 1) / kWarpSize;
-    first_vector_ = (is_latest() ? num_chunks - 1 - chunk : chunk) * kWarpSize + lane();
+  // All members depend only on the tokens, so the loads start before the suffix is read.
+  __device__ ShareSearch(const LookupOptions& options, LookupBlock& block)
+      : tokens_(block.tokens), options_(options), block_(block), num_ends_(larger(tokens_.length - 1, 0)) {
+    const auto misalignment = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens_.row) / sizeof(int32_t));
+    const int32_t num_ends_in_row = smaller(tokens_.num_in_row, num_ends_);
+    head_ = smaller(num_ends_in_row, -misalignment & (kVectorTokens - 1));
+    num_vectors_ = (num_ends_in_row - head_) / kVectorTokens;
   }
 
-  __device__ int32_t num_tiles() const { return (num_vectors_ + kTileVectors - 1) / kTileVectors; }
-
-  __device__ void load(int32_t tile, int4 (&data)[kThreadVectors]) const {
-#pragma unroll
-    for (int32_t u = 0; u < kThreadVectors; ++u) data[u] = global(vectors_)[vector_of(tile, u)];
+  // At least 1, even if there is nothing to search.
+  __device__ int32_t num_shares() const {
+    const int32_t count = num_ends_ - head_, share_tokens = share_vectors() * kVectorTokens;
+    return count <= share_tokens ? 1 : (count - 1) / share_tokens + 1;  // most rows need no division
   }
 
-  // Sets the tokens that may end a match of min_length tokens. Must be called after the suffix has been read.
-  __device__ void set_min_length(int32_t min_length) {
-    second_newest_token_ = block_.suffix[options_.max_n > 1];
-    hash_factor_ = min_length > 1 ? 0x9e3779b1u : 0;
-    target_hash_ = static_cast<uint32_t>(second_newest_token_) * hash_factor_ + static_cast<uint32_t>(block_.suffix[0]);
-  }
-
-  // Searches the loaded tile. Returns false if no later tile can have a better match.
-  __device__ bool search_tile(int32_t tile, const int4 (&data)[kThreadVectors]) {
-    bool has_candidate = has_full_match_before(tile);
-#pragma unroll
-    for (int32_t u = 0; u < kThreadVectors; ++u) {
-      const int4& v = data[u];
-      has_candidate |= may_end_match(token_before(v), v.x) | may_end_match(v.x, v.y) | may_end_match(v.y, v.z) |
-                       may_end_match(v.z, v.w);
+  // Searches the shares first, first + step, ... in the order of the policy. Calls load_other_data() after the loads of
+  // the first share. All threads of the block call this function and, if it has a share, may then read its shared
+  // memory.
+  template <class Function>
+  __device__ void search_shares(int32_t first, int32_t step, const Function& load_other_data) {
+    const int32_t stop = num_shares();
+    const auto share_at = [&](int32_t n) { return is_latest() ? stop - 1 - n : n; };
+    if (first < stop) load(share_at(first));
+    load_other_data();
+    for (int32_t n = first; n < stop; n += step) {
+      copy_to_shared_memory(share_at(n));
+      __syncthreads();
+      const bool searches_vectors = has_candidate();
+      if (n + step < stop) load(share_at(n + step));
+      if (searches_vectors) search_vectors(share_at(n));
+      search_edge(share_at(n));
+      merge_into_block();
+      __syncthreads();
+      if (static_cast<int32_t>(len_of(block_.best)) >= options_.max_n) break;  // later matches are not better
     }
-    return !__any_sync(kWholeWarp, has_candidate) || verify_tile(tile);
-  }
-
-  __device__ void search_edges() {
-    const int32_t head = count_head(block_.tokens);
-    const int32_t vectors_end = head + num_vectors_ * kVectorTokens;  // first end after the vectors
-    const int32_t count = head + (block_.tokens.length - 1 - vectors_end);
-    // The edges are not searched in the order of the policy, so a match of equal length may be better.
-    const int32_t min_length = larger(static_cast<int32_t>(options_.min_n), best_len());
-    for (int32_t i = lane(); i < count; i += kWarpSize) verify(i < head ? i : vectors_end + (i - head), min_length);
-  }
-
-  // Merges the warp's best match into the block's best match.
-  __device__ void merge_into_block() const {
-    const int32_t longest = best_len();
-    const uint32_t position = static_cast<int32_t>(len_of(best_)) == longest ? static_cast<uint32_t>(best_) : 0u;
-    const Rank rank = static_cast<Rank>(longest) << 32 | __reduce_max_sync(kWholeWarp, position);
-    if (lane() == 0 && longest > 0) atomicMax(&block_.best, rank);
   }
 
  private:
-  __device__ static int32_t lane() { return static_cast<int32_t>(threadIdx.x) % kWarpSize; }
+  __device__ static int32_t thread() { return static_cast<int32_t>(threadIdx.x); }
+  __device__ static int32_t share_vectors() { return static_cast<int32_t>(blockDim.x) * kThreadVectors; }
   __device__ bool is_latest() const { return options_.match_policy == kLatest; }
-
-  // Returns the number of ends before the first whole vector.
-  __device__ static int32_t count_head(const RowTokens& tokens) {
-    const auto misalignment = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens.row) / sizeof(int32_t));
-    return smaller(smaller(tokens.num_in_row, tokens.length - 1), -misalignment & (kVectorTokens - 1));
+  __device__ static int32_t vector_of(int32_t share, int32_t u) {
+    return share * share_vectors() + u * static_cast<int32_t>(blockDim.x) + thread();
   }
+  // The first position of a share that is not part of the head.
+  __device__ int32_t begin_of(int32_t share) const { return head_ + share * share_vectors() * kVectorTokens; }
 
-  // Returns the u-th vector that a thread loads in a tile, in the order of the policy.
-  __device__ uint32_t vector_of(int32_t tile, int32_t u) const {
-    const int32_t step = is_latest() ? -kLookupThreads : kLookupThreads;
-    const int32_t v = first_vector_ + (tile * kThreadVectors + u) * step;
-    return smaller(static_cast<uint32_t>(v), static_cast<uint32_t>(num_vectors_ - 1));
+  // The token at a position of the share or its halo, in shared memory.
+  __device__ int32_t& token(int32_t share, int32_t position) const {
+    return reinterpret_cast<int32_t*>(dynamic_shared_memory)[kHaloTokens + position - begin_of(share)];
   }
+  // This thread's vectors of a share are u * blockDim.x vectors after the first one.
+  __device__ int4* first_vector() const { return dynamic_shared_memory + kHaloTokens / kVectorTokens + thread(); }
 
-  // Whether a warp of the block has found a match of max_n tokens in a tile before `tile`. Later matches are not
-  // better.
-  __device__ bool has_full_match_before(int32_t tile) const {
-    return *static_cast<const volatile int32_t*>(&block_.full_match_tile) < tile;
-  }
-
-  // Whether a token may end a match: it equals the newest token, and for matches of two or more tokens the token before
-  // it equals the second newest. There are a few false positives, which verify() rejects.
-  __device__ bool may_end_match(int32_t previous_token, int32_t token) const {
-    return static_cast<uint32_t>(previous_token) * hash_factor_ + static_cast<uint32_t>(token) == target_hash_;
-  }
-  // Returns the token before a lane's vector. For lane 0, this token is in another warp; lane 0 gets the second newest
-  // token instead, so that a match is not excluded.
-  __device__ int32_t token_before(const int4& v) const {
-    const int32_t previous_token = __shfl_up_sync(kWholeWarp, v.w, 1);
-    return lane() == 0 ? second_newest_token_ : previous_token;
-  }
-
-  // Verifies the candidates of a tile. Reads the tile again, from the cache, because keeping it would need registers.
-  __device__ bool verify_tile(int32_t tile) {
-    if (__any_sync(kWholeWarp, has_full_match_before(tile))) return false;
-    int32_t min_length = min_useful_length();
-#pragma unroll 1
-    for (int32_t u = 0; u < kThreadVectors; ++u) {
-      const auto v = static_cast<int32_t>(vector_of(tile, u));
-      const int4 data = global(vectors_)[v];
-      uint32_t candidates = static_cast<uint32_t>(may_end_match(token_before(data), data.x)) |
-                            static_cast<uint32_t>(may_end_match(data.x, data.y)) << 1 |
-                            static_cast<uint32_t>(may_end_match(data.y, data.z)) << 2 |
-                            static_cast<uint32_t>(may_end_match(data.z, data.w)) << 3;
-      while (candidates != 0) {
-        const int32_t k = __ffs(static_cast<int32_t>(candidates)) - 1;
-        candidates &= candidates - 1;
-        verify(count_head(block_.tokens) + v * kVectorTokens + k, min_length);
-      }
-      min_length = min_useful_length();
-      if (min_length > options_.max_n) {
-        if (lane() == 0) atomicMin(&block_.full_match_tile, tile);
-        return false;
-      }
-      set_min_length(min_length);
+  // Instead of a vector beyond the row's last vector, the last vector is read again.
+  __device__ void load(int32_t share) {
+    const int4* const vectors = reinterpret_cast<const int4*>(tokens_.row + head_);
+#pragma unroll
+    for (int32_t u = 0; u < kThreadVectors && num_vectors_ > 0; ++u) {
+      data_[u] = __ldcs(vectors + smaller(vector_of(share, u), num_vectors_ - 1));
     }
-    return true;
+    if (halo_of(share) >= 0) halo_token_ = tokens_[halo_of(share)];
+    if (edge_of(share) >= 0) edge_token_ = tokens_[edge_of(share)];
   }
 
-  // Updates the best match if at least `min_length` tokens up to `end` equal the row's last tokens. Compares the
-  // farthest token first.
-  __device__ void verify(int32_t end, int32_t min_length) {
-    const RowTokens& tokens = block_.tokens;
-    if (end + 1 < min_length || tokens[end - (min_length - 1)] != block_.suffix[min_length - 1]) return;
+  __device__ void copy_to_shared_memory(int32_t share) const {
+    int4* const staged_vectors = first_vector();
+#pragma unroll
+    for (int32_t u = 0; u < kThreadVectors; ++u) {
+      if (vector_of(share, u) < num_vectors_) staged_vectors[u * blockDim.x] = data_[u];
+    }
+    if (halo_of(share) >= 0) token(share, halo_of(share)) = halo_token_;
+    if (edge_of(share) >= 0) token(share, edge_of(share)) = edge_token_;
+  }
+
+  // This thread's position in the halo of a share, or -1.
+  __device__ int32_t halo_of(int32_t share) const {
+    const int32_t position = begin_of(share) - kHaloTokens + thread();
+    return share > 0 && thread() < kHaloTokens && position < num_ends_ ? position : -1;
+  }
+
+  // This thread's edge of a share, or -1.
+  __device__ int32_t edge_of(int32_t share) const {
+    const int32_t head = share == 0 ? head_ : 0;
+    const int32_t edge = larger(begin_of(share), head_ + num_vectors_ * kVectorTokens) + thread() - head;
+    if (thread() < head) return thread();
+    const bool is_in_share = static_cast<uint32_t>(edge) < static_cast<uint32_t>(begin_of(share + 1));
+    return is_in_share && edge < num_ends_ ? edge : -1;
+  }
+
+  // A token can end a match only if it equals the row's newest token.
+  __device__ bool is_candidate(int32_t token) const { return token == block_.suffix[0]; }
+
+  __device__ bool has_candidate() const {
+    bool has_candidate = false;
+    if (num_vectors_ == 0) return has_candidate;
+#pragma unroll
+    for (const int4& v : data_) {
+      has_candidate |= is_candidate(v.x) | is_candidate(v.y) | is_candidate(v.z) | is_candidate(v.w);
+    }
+    return has_candidate;
+  }
+
+  // Searches this thread's vectors in the order of the policy: only a longer match is better than an earlier one.
+  __device__ void search_vectors(int32_t share) {
+#pragma unroll 1
+    for (int32_t n = 0; n < kThreadVectors; ++n) {
+      const int32_t u = is_latest() ? kThreadVectors - 1 - n : n, v = vector_of(share, u);
+      if (v >= num_vectors_) continue;
+      const int4 data = first_vector()[u * static_cast<int32_t>(blockDim.x)];
+      uint32_t candidates =
+          static_cast<uint32_t>(is_candidate(data.x)) | static_cast<uint32_t>(is_candidate(data.y)) << 1 |
+          static_cast<uint32_t>(is_candidate(data.z)) << 2 | static_cast<uint32_t>(is_candidate(data.w)) << 3;
+      while (candidates != 0) {
+        const int32_t k =
+            is_latest() ? 31 - __clz(static_cast<int32_t>(candidates)) : __ffs(static_cast<int32_t>(candidates)) - 1;
+        candidates ^= 1u << k;
+        if (best_len() >= options_.max_n) return;
+        verify(share, head_ + v * kVectorTokens + k, best_len() + 1);
+      }
+    }
+  }
+
+  // Edges are not searched in the order of the policy, so a match of equal length may be better.
+  __device__ void search_edge(int32_t share) {
+    if (edge_of(share) >= 0) verify(share, edge_of(share), best_len());
+  }
+
+  // Updates the best match if at least `min_length` and min_n tokens up to `end` equal the row's last tokens. Compares
+  // the farthest token first.
+  __device__ void verify(int32_t share, int32_t end, int32_t min_length) {
+    min_length = larger(static_cast<int32_t>(options_.min_n), min_length);
+    const auto is_equal = [&](int32_t n) { return token(share, end - n) == block_.suffix[n]; };
+    if (end + 1 < min_length || !is_equal(min_length - 1)) return;
     const int32_t limit = smaller(static_cast<int32_t>(options_.max_n), end + 1);
     int32_t len = 0;
-    while (len < limit && tokens[end - len] == block_.suffix[len]) ++len;
+    while (len < limit && is_equal(len)) ++len;
     if (len >= min_length) best_ = larger(best_, rank_of(len, end, is_latest()));
   }
 
-  // The minimum length of a useful match.
-  __device__ int32_t min_useful_length() const { return larger(static_cast<int32_t>(options_.min_n), best_len() + 1); }
-  __device__ int32_t best_len() const { return static_cast<int32_t>(__reduce_max_sync(kWholeWarp, len_of(best_))); }
+  __device__ int32_t best_len() const { return static_cast<int32_t>(len_of(best_)); }
 
-  LookupBlock& block_;
+  // Merges the best match of the warp's threads into the block's best match.
+  __device__ void merge_into_block() const {
+    const uint32_t longest = __reduce_max_sync(kWholeWarp, len_of(best_));
+    if (longest == 0) return;
+    const uint32_t position = len_of(best_) == longest ? static_cast<uint32_t>(best_) : 0u;
+    const Rank rank = static_cast<Rank>(longest) << 32 | __reduce_max_sync(kWholeWarp, position);
+    if (thread() % kWarpSize == 0) atomicMax(&block_.best, rank);
+  }
+
+  const RowTokens& tokens_;
   const LookupOptions& options_;
-  const int4* vectors_;
+  LookupBlock& block_;
+  int32_t num_ends_;     // positions at which a match may end: all but the newest token
+  int32_t head_;         // number of ends before the first whole vector
+  int32_t num_vectors_;  // whole vectors of ends in the row
   Rank best_ = 0;
-  int32_t first_vector_;  // index of the vector that this thread begins with
-  int32_t num_vectors_;
-  int32_t second_newest_token_;
-  uint32_t hash_factor_;  // see may_end_match()
-  uint32_t target_hash_;
+  int4 data_[kThreadVectors];
+  int32_t halo_token_;
+  int32_t edge_token_;
 };
 
-// Searches the tiles [first, stop). All threads of a block call this function and may read block.best afterwards.
-__device__ inline void search_tiles(const RowTokens& tokens, const LookupOptions& options, int32_t first, int32_t stop,
-                                    LookupBlock& block) {
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  if (thread == 0) {
-    block.tokens = tokens;
-    block.best = 0;
-    block.full_match_tile = INT32_MAX;
-  }
-  if (tokens.length >= 2) {
-    WarpSearch search(tokens, options, block);
-    int4 current_data[kThreadVectors], next_data[kThreadVectors];
-    stop = smaller(stop, search.num_tiles());
-    // The first loads start before the wait for the suffix.
-    if (first < stop) search.load(first, next_data);
-    if (thread < smaller<int32_t>(static_cast<int32_t>(options.max_n), tokens.length)) {
-      block.suffix[thread] = tokens[tokens.length - 1 - thread];
-    }
-    __syncthreads();
-    search.set_min_length(static_cast<int32_t>(options.min_n));
-    for (int32_t tile = first; tile < stop; ++tile) {
-      // The loaded data is copied before the next loads. If it were copied at the end of the loop, the search of this
-      // tile would wait for the next loads.
-#pragma unroll
-      for (int32_t u = 0; u < kThreadVectors; ++u) current_data[u] = next_data[u];
-      if (tile + 1 < stop) search.load(tile + 1, next_data);
-      if (!search.search_tile(tile, current_data)) break;
-    }
-    if (first == 0 && thread / kWarpSize == kLookupWarps - 1) search.search_edges();
-    search.merge_into_block();
-  }
-  __syncthreads();
+// Adds this block to the request's blocks that have finished. Returns whether it is the last one, which then has to
+// zero the workspace. A barrier must precede the call, so that no block of the request reads the row's length later.
+__device__ inline bool arrive_last(RequestWorkspace& workspace) {
+  return arrive(&workspace.num_arrived) + 1 == gridDim.y;
 }
 
-// Number of tiles of a request, at least one, so that every request has a block that writes its results. In the list of
-// all tiles a request has one more entry, before its tiles, because beginning and ending a request costs a block about
-// as much as a tile.
-__host__ __device__ inline int32_t count_tiles(int64_t length) {
-  return static_cast<int32_t>(larger<int64_t>(1, (length + kTileTokens - 1) / kTileTokens));
-}
-
-// Counts the entries of the list of tiles, in every block, and computes the block's share of the list. All blocks must
-// read the same lengths. If another stream changes the lengths, results are wrong, but all accesses are valid.
-template <class Lookup>
-__device__ void compute_share(const Lookup& lookup, int32_t batch, LookupBlock& block) {
-  const auto thread = static_cast<int32_t>(threadIdx.x), num_blocks = static_cast<int32_t>(gridDim.x);
-  const int32_t per_thread = (batch + kLookupThreads - 1) / kLookupThreads;
-  const int32_t first = smaller(thread * per_thread, batch), stop = smaller(first + per_thread, batch);
-  int32_t num_entries = 0, total = 0;
-#pragma unroll 4
-  for (int32_t i = first; i < stop; ++i) num_entries += 1 + count_tiles(lookup.length(i));
-  int32_t entry = prefix_sum_over_block(num_entries, block.warp_sums, &total) - num_entries;
-  const int32_t share_size = (total + num_blocks - 1) / num_blocks,
-                begin = static_cast<int32_t>(blockIdx.x) * share_size;
-  if (entry <= begin && begin < entry + num_entries) {
-    int32_t i = first;
-    for (int32_t n; i + 1 < stop && entry + (n = 1 + count_tiles(lookup.length(i))) <= begin; ++i) entry += n;
-    block.request = i;
-    block.first_tile = entry + 1;
-  }
-  if (thread == 0) {
-    block.share_size = share_size;
-    block.share_end = smaller(begin + share_size, total);
-    if (begin >= total) block.first_tile = total;
-  }
-  __syncthreads();
-}
-
-// Merges the results of a request's blocks. Returns true in the last of these blocks, whose block.best is the request's
-// best match.
-__device__ inline bool join_blocks(RequestWorkspace& workspace, int32_t num_blocks, LookupBlock& block) {
+// Merges the results of a request's blocks. Returns true in the last of these blocks, which has to write the results.
+__device__ inline bool join_blocks(RequestWorkspace& workspace, LookupBlock& block) {
   if (threadIdx.x == 0) {
     if (block.best != 0) atomicMax(&workspace.best, block.best);
-    block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
-    if (block.is_last) block.best = workspace.best;
+    block.is_last = arrive_last(workspace);
+    if (block.is_last) {
+      block.joined_best = workspace.best;
+      workspace = {};
+    }
   }
   __syncthreads();
   return block.is_last;
 }
 
-// Performs all lookups of a batch. All threads of all blocks call this function. `lookup` has these functions of a
-// request:
-//   length(i)                         approximate number of tokens, which determines the number of tiles
-//   tokens(i)                         tokens of its row; all threads of the block call it, so it may have a barrier
-//   write_results(i, tokens, match)   writes the request's results
-//   finalize(i)                       writes what other blocks read; called after every block has finished
-template <class Lookup, class Params>
-__device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& block) {
-  compute_share(lookup, static_cast<int32_t>(p.batch), block);
-  auto* workspace = static_cast<RequestWorkspace*>(p.workspace);
-  const int32_t &first_tile = block.first_tile,
-                &share_size = block.share_size;  // references, because registers are scarce
-  const auto end_of_request = [&] { return first_tile + count_tiles(lookup.length(block.request)); };
-  while (first_tile < block.share_end && block.request < p.batch) {
-    const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * share_size, first_tile),
-                  stop = smaller(block.share_end, end_of_request());
-    search_tiles(lookup.tokens(block.request), p.lookup, first - first_tile, stop - first_tile, block);
-    const int64_t i = block.request;
-    const int32_t request_end = end_of_request();
-    const int32_t num_blocks = (request_end - 1) / share_size - first_tile / share_size + 1;
-    if (num_blocks == 1 || join_blocks(workspace[i], num_blocks, block)) {
-      lookup.write_results(i, block.tokens, match_of(block.best, block.tokens, p.lookup));
-    }
-    __syncthreads();  // all threads are done with the block's shared memory
-    if (threadIdx.x == 0) {
-      block.request = i + 1;
-      block.first_tile = request_end + 1;
-    }
-    __syncthreads();
+// Fills the block's shared memory. Each thread loads at most one value, so that all loads run in parallel.
+template <class Lookup>
+__device__ void load_lookup_data(const Lookup& lookup, const LookupOptions& options, LookupBlock& block) {
+  constexpr int32_t kFirstCost = static_cast<int32_t>(kMaxNgram), kAfterCosts = kFirstCost + kCostRows;
+  static_assert(kAfterCosts < kMinLookupThreads);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const bool has_suffix_token = thread < smaller(static_cast<int32_t>(options.max_n), block.tokens.length);
+  const bool has_cost = thread >= kFirstCost && thread < kAfterCosts && options.match_costs != nullptr;
+  int32_t value = 0;
+  if (has_suffix_token) {
+    value = block.tokens[block.tokens.length - 1 - thread];
+  } else if (has_cost) {
+    value = options.match_costs[thread - kFirstCost];
+  } else if (thread == kAfterCosts) {
+    value = lookup.newest_token(blockIdx.x);
   }
-  if (!is_last_block(workspace == nullptr ? nullptr : &workspace->num_finished, &block.is_last)) return;
-  for (int64_t r = threadIdx.x; r < p.batch; r += kLookupThreads) {
-    if (workspace != nullptr) workspace[r] = {};
-    lookup.finalize(r);
+  if (has_suffix_token) {
+    block.suffix[thread] = value;
+  } else if (has_cost) {
+    block.costs[thread - kFirstCost] = static_cast<uint8_t>(value);
+  } else if (thread == kAfterCosts) {
+    block.newest_token = value;
   }
 }
 
+// Performs the lookup of request blockIdx.x. All threads of all blocks call this function. `lookup` has these functions
+// of a request:
+//   read_tokens(i)                    tokens of its row, in the first thread; the first warp calls it
+//   newest_token(i)                   the token that write_results() needs as block.newest_token
+//   write_results(i, tokens, match)   writes the request's results
+//   grow_row(i)                       writes the row's new length; called when no block will read the old length
+template <class Lookup, class Params>
+__device__ void look_up(const Lookup& lookup, const Params& p, LookupBlock& block) {
+  const int64_t i = blockIdx.x;
+  const uint32_t thread = threadIdx.x;
+  if (thread < kWarpSize) {
+    const RowTokens tokens = lookup.read_tokens(i);
+    if (thread == 0) {
+      block.tokens = tokens;
+      block.best = 0;
+    }
+  }
+  __syncthreads();
+  ShareSearch search(p.lookup, block);
+  search.search_shares(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y),
+                       [&] { load_lookup_data(lookup, p.lookup, block); });
+  // The results of a row of one share do not depend on the request's other blocks.
+  auto* const workspaces = static_cast<RequestWorkspace*>(p.workspace);
+  const bool is_joined = gridDim.y > 1 && search.num_shares() > 1;
+  if (is_joined ? join_blocks(workspaces[i], block) : blockIdx.y == 0) {
+    const Rank best = is_joined ? block.joined_best : block.best;
+    lookup.write_results(i, block.tokens, match_of(best, block.tokens, p.lookup));
+    if (is_joined && thread == 0) lookup.grow_row(i);
+  }
+  // Another warp than those that write the results, so that nothing waits for the arrival.
+  if (is_joined || thread != blockDim.x - 1) return;
+  if (gridDim.y > 1) {
+    if (!arrive_last(workspaces[i])) return;
+    workspaces[i] = {};
+  }
+  lookup.grow_row(i);
+}
+
 // Computes count_draft_tokens() in every warp, with one lane per token and without a chain of loads.
-__device__ inline int64_t count_draft_tokens_by_warp(Match match, int64_t num_tokens, const LookupOptions& options) {
+__device__ inline int64_t count_draft_tokens_by_warp(Match match, int64_t num_tokens, const LookupOptions& options,
+                                                     const CostsByMatch& costs) {
   const auto max_count = static_cast<int32_t>(max_draft_tokens(match, num_tokens, options));
   if (options.match_costs == nullptr) return max_count;
-  const CostsByMatch costs{options.match_costs, match.len};
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t first = 0, cost_before = 0;; first += kWarpSize) {
     const int32_t j = first + lane;
@@ -379,17 +357,20 @@ __device__ inline int64_t count_draft_tokens_by_warp(Match match, int64_t num_to
 // Writes request i's draft, its number of tokens and its match length, with one thread per draft token. `padding_token`
 // is for output positions that are not filled.
 template <class Params>
-__device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens, Match match, int32_t padding_token) {
-  const int64_t count = count_draft_tokens_by_warp(match, tokens.length, p.lookup);
+__device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens, Match match, int32_t padding_token,
+                            const LookupBlock& block) {
+  const CostsByMatch costs{block.costs, match.len};
   const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(match.end), length = static_cast<uint32_t>(tokens.length);
+  // The token is loaded before the number of tokens is known, so that the load starts early.
+  const int32_t token = j < p.lookup.k && match.len > 0
+                            ? tokens[static_cast<int32_t>(draft_read_position(end, length, j))]
+                            : padding_token;
+  const int64_t count = count_draft_tokens_by_warp(match, tokens.length, p.lookup, costs);
   if (j < p.lookup.k) {
     const bool is_filled = j < count_filled_positions(match, tokens.length, count, p.lookup);
-    p.draft_token_ids.set(
-        i, j, is_filled ? tokens[static_cast<int32_t>(draft_read_position(end, length, j))] : padding_token);
-    if (p.draft_costs.data != nullptr) {
-      const CostsByMatch costs{p.lookup.match_costs, match.len};
+    p.draft_token_ids.set(i, j, is_filled ? token : padding_token);
+    if (p.draft_costs.data != nullptr)
       p.draft_costs.data[i * p.draft_costs.stride + j] = j < count ? costs[j] : kNoCost;
-    }
   }
   if (j == 0) {
     p.num_draft_tokens[i] = static_cast<int32_t>(count);
@@ -397,26 +378,38 @@ __device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens,
   }
 }
 
-// Returns a grid of one wave of blocks, but at most one block per list entry if all rows are full; 0 if the number of
-// entries could overflow.
+// Returns one block per request if a block can hold a row of the tensor's capacity. Otherwise, returns as many blocks
+// per request as run concurrently, but at most one per share and at least one for kMaxSharesPerBlock shares. grid.x is
+// 0 if there are too many requests or tokens.
 template <class Params>
-dim3 make_lookup_grid(void (*kernel)(Params), const Params& p) {
-  const int64_t tiles = count_tiles(p.token_ids.capacity), entries = tiles > 1 ? 1 + tiles : 1;
-  if (p.batch < 1 || INT32_MAX / 2 / (1 + tiles) < p.batch) return dim3(0);
-  const int32_t max_blocks = resident_blocks(reinterpret_cast<const void*>(kernel), kLookupThreads);
-  return dim3(static_cast<uint32_t>(smaller<int64_t>(p.batch * entries, max_blocks)));
+LaunchShape plan_lookup(void (*kernel)(Params), const Params& p) {
+  const int64_t capacity = larger<int64_t>(p.token_ids.capacity, 1);
+  const bool is_short = capacity <= kMaxLookupThreads * kThreadTokens;
+  constexpr int32_t kWarpTokens = kWarpSize * kThreadTokens;
+  const auto warps = static_cast<int32_t>(is_short ? (capacity + kWarpTokens - 1) / kWarpTokens : 0);
+  const int32_t threads = is_short ? larger(warps * kWarpSize, kMinLookupThreads) : kLongRowThreads;
+  const size_t shared_bytes = sizeof(int32_t) * static_cast<size_t>(kHaloTokens + threads * kThreadTokens);
+  int64_t blocks = 1;
+  if (!is_short) {
+    const int64_t shares = (capacity + threads * kThreadTokens - 1) / (threads * kThreadTokens);
+    const int64_t concurrent_blocks = resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared_bytes);
+    blocks = larger(smaller(concurrent_blocks / larger<int64_t>(p.batch, 1), shares),
+                    (shares + kMaxSharesPerBlock - 1) / kMaxSharesPerBlock);
+  }
+  const bool is_valid = p.batch >= 1 && p.batch <= INT32_MAX && blocks <= UINT16_MAX;
+  return {dim3(is_valid ? static_cast<uint32_t>(p.batch) : 0, static_cast<uint32_t>(blocks)), threads, shared_bytes};
 }
 
 template <class Params>
 int64_t count_lookup_workspace_words(void (*kernel)(Params), const Params& p) {
-  return make_lookup_grid(kernel, p).x > 1 ? lookup_workspace_words(p.batch) : 0;
+  return plan_lookup(kernel, p).grid.y > 1 ? lookup_workspace_words(p.batch) : 0;
 }
 
 template <class Params>
 int32_t launch_lookup(void (*kernel)(Params), const Params& p, void* stream) {
-  const dim3 grid = make_lookup_grid(kernel, p);
-  if (grid.x < 1 || (grid.x > 1 && p.workspace == nullptr)) return kInvalidParams;
-  return launch(kernel, grid, kLookupThreads, stream, p);
+  const LaunchShape shape = plan_lookup(kernel, p);
+  if (shape.grid.x < 1 || (shape.grid.y > 1 && p.workspace == nullptr)) return kInvalidParams;
+  return launch(kernel, shape, stream, p);
 }
 
 }  // namespace ngram_npu::cuda

@@ -25,5 +25,5 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_merge_drafts_(const MergeDraftsParams* p
   const dim3 grid = cuda::blocks_for(params->batch, cuda::kThreads);
   const auto kernel =
       params->token_bytes == 8 ? cuda::merge_drafts_kernel<int64_t> : cuda::merge_drafts_kernel<int32_t>;
-  return cuda::launch(kernel, grid, cuda::kThreads, stream, *params, cuda::kAcceptanceProbabilities);
+  return cuda::launch(kernel, {grid, cuda::kThreads}, stream, *params, cuda::kAcceptanceProbabilities);
 }

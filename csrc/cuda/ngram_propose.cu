@@ -7,26 +7,28 @@ namespace {
 
 struct ProposeLookup {
   const NgramProposeParams& p;
+  LookupBlock& block;
 
-  __device__ int64_t length(int64_t i) const {
-    const RequestRow row = request_row(p, i);
-    return may_draft(row.length, p.token_ids.capacity, p.lookup) ? row.length : 0;
+  __device__ RowTokens read_tokens(int64_t i) const {
+    const int32_t num_sampled = num_new_tokens(p, i);
+    const RequestRow assigned = assigned_row(p, i);
+    if (threadIdx.x == 0) block.row = assigned;
+    if (num_sampled <= 0 || !may_draft(assigned.length, p.token_ids.capacity, p.lookup))
+      return {p.token_ids.data, p.token_ids.data, 0, 0};
+    const auto count = static_cast<int32_t>(assigned.length);
+    return {p.token_ids[assigned.row], p.token_ids[assigned.row], count, count};
   }
-  __device__ RowTokens tokens(int64_t i) const {
-    const RequestRow row = length(i) > 0 ? request_row(p, i) : RequestRow{};
-    const auto count = static_cast<int32_t>(row.length);
-    return {p.token_ids[row.row], p.token_ids[row.row], count, count};
-  }
+  __device__ int32_t newest_token(int64_t) const { return padding_token(p, block.row); }
   __device__ void write_results(int64_t i, const RowTokens& tokens, Match match) const {
-    write_draft(p, i, tokens, match, padding_token(p, i));
+    write_draft(p, i, tokens, match, block.newest_token, block);
   }
-  __device__ void finalize(int64_t) const {}
+  __device__ void grow_row(int64_t) const {}
 };
 
-__global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
+__global__ void __launch_bounds__(kMaxLookupThreads, kLookupBlocks)
     ngram_propose_kernel(const __grid_constant__ NgramProposeParams p) {
   __shared__ LookupBlock block;
-  look_up_all(ProposeLookup{p}, p, block);
+  look_up(ProposeLookup{p, block}, p, block);
 }
 
 }  // namespace

@@ -4,64 +4,65 @@
 namespace ngram_npu::cuda {
 namespace {
 
-struct StepBlock {
-  LookupBlock lookup;
-  RequestRow row;
-  int64_t num_sampled;
-};
-
 // All blocks of a request read the sampled tokens from the sampler's tensor, so no block waits for the append.
 struct StepLookup {
   const NgramStepParams& p;
-  StepBlock& block;
+  LookupBlock& block;
 
-  __device__ int64_t length(int64_t i) const {
-    if (is_discarded(p, i) || !is_valid_token(p.sampled_token_ids[i][0], p.vocab_size)) return 0;
-    return request_row(p, i).length;
-  }
-  __device__ RowTokens tokens(int64_t i) const {
-    const uint32_t thread = threadIdx.x;
-    // A thread of warp 1 reads the row, so that these loads and the loads of warp 0 run in parallel.
-    if (thread == kWarpSize) block.row = request_row(p, i);
-    if (thread < kWarpSize) {
-      const int64_t count =
-          count_valid_prefix_by_warp(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
-      if (thread == 0) block.num_sampled = is_discarded(p, i) ? 0 : count;
-    }
-    __syncthreads();
-    const AcceptResult result = accept_tokens(p, i, block.row, block.num_sampled);
-    const bool can_draft =
-        should_draft(result) && may_draft(result.old_length + result.num_appended, p.token_ids.capacity, p.lookup);
-    if (!can_draft) return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
-    return {p.token_ids[result.row], p.sampled_token_ids[i], static_cast<int32_t>(result.old_length),
-            static_cast<int32_t>(result.old_length + result.num_appended)};
-  }
-  // No block reads the row after its old end, so the tokens may be appended before the other blocks are done.
-  __device__ void write_results(int64_t i, const RowTokens& tokens, Match match) const {
-    // The result is computed again, because keeping it since tokens() would need registers.
-    const AcceptResult result = accept_tokens(p, i, block.row, block.num_sampled);
-    const uint32_t thread = threadIdx.x;
-    write_draft(p, i, tokens, match, padding_token(p, result));
-    if (thread < result.num_appended)
-      p.token_ids[result.row][result.old_length + thread] = p.sampled_token_ids[i][thread];
-    if (thread == 0) {
-      p.next_token_ids[i] = result.next_token;
-      p.num_sampled[i] = static_cast<int32_t>(result.num_sampled);
-    }
-  }
-  __device__ void finalize(int64_t i) const {
-    if (!p.advance || p.num_sampled[i] == 0) return;
+  // With one warp. Also appends the tokens: no block reads the row after its old end.
+  __device__ RowTokens read_tokens(int64_t i) const {
+    const int32_t* const sampled_tokens = p.sampled_token_ids[i];
+    const auto lane = static_cast<int32_t>(threadIdx.x);
+    const auto load_sampled_token = [&](int32_t n) {
+      return n < p.sampled_token_ids.capacity ? sampled_tokens[n] : kNoToken;
+    };
+    // The first loads do not depend on each other.
+    const int32_t first_token = load_sampled_token(lane);
+    const bool discarded = is_discarded(p, i);
     const RequestRow row = request_row(p, i);
-    const int64_t num_appended =
-        row.row < 0 ? 0 : num_appended_tokens(p.num_sampled[i], row.length, p.token_ids.capacity);
-    if (num_appended > 0) p.num_tokens[row.row] = static_cast<int32_t>(row.length + num_appended);
+    int32_t num_valid = 0;
+    for (int32_t token = first_token;; token = load_sampled_token(num_valid + lane)) {
+      const uint32_t valid_lanes = __ballot_sync(kWholeWarp, is_valid_token(token, p.vocab_size));
+      num_valid += valid_lanes == kWholeWarp ? kWarpSize : __ffs(static_cast<int32_t>(~valid_lanes)) - 1;
+      if (valid_lanes != kWholeWarp) break;
+    }
+    const int64_t num_sampled = discarded ? 0 : num_valid;
+    const AcceptResult accepted = accept_tokens(p, i, row, num_sampled);
+    if (blockIdx.y == 0 && lane < accepted.num_appended) {
+      int32_t* const row_end = p.token_ids[row.row] + row.length;
+      row_end[lane] = first_token;
+#pragma unroll 1
+      for (int64_t n = lane + kWarpSize; n < accepted.num_appended; n += kWarpSize) row_end[n] = sampled_tokens[n];
+    }
+    if (lane == 0) {
+      block.row = row;
+      block.num_sampled = num_sampled;
+    }
+    const int64_t length = accepted.old_length + accepted.num_appended;
+    if (!should_draft(accepted) || !may_draft(length, p.token_ids.capacity, p.lookup))
+      return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
+    return {p.token_ids[row.row], sampled_tokens, static_cast<int32_t>(row.length), static_cast<int32_t>(length)};
+  }
+  __device__ int32_t newest_token(int64_t i) const { return next_token(p, i, block.row, block.num_sampled); }
+  __device__ void write_results(int64_t i, const RowTokens& tokens, Match match) const {
+    const AcceptResult accepted{block.row.row, block.row.length, block.num_sampled, 0, block.newest_token};
+    write_draft(p, i, tokens, match, padding_token(p, accepted), block);
+    if (threadIdx.x == 0) {
+      p.next_token_ids[i] = accepted.next_token;
+      p.num_sampled[i] = static_cast<int32_t>(accepted.num_sampled);
+    }
+  }
+  __device__ void grow_row(int64_t i) const {
+    const AcceptResult accepted = accept_tokens(p, i, block.row, block.num_sampled);
+    if (p.advance && accepted.num_appended > 0)
+      p.num_tokens[accepted.row] = static_cast<int32_t>(accepted.old_length + accepted.num_appended);
   }
 };
 
-__global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
+__global__ void __launch_bounds__(kMaxLookupThreads, kLookupBlocks)
     ngram_step_kernel(const __grid_constant__ NgramStepParams p) {
-  __shared__ StepBlock block;
-  look_up_all(StepLookup{p, block}, p, block.lookup);
+  __shared__ LookupBlock block;
+  look_up(StepLookup{p, block}, p, block);
 }
 
 }  // namespace

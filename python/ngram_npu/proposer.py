@@ -296,20 +296,20 @@ class NgramProposer:
             store = make_store(self.config, slots, kind=kind)
         return Drafting(self.config, kind=kind, index=index, store=store)
 
-    def _check_store(self, method: str, drafting: Drafting, requests: Any, scopes: Any) -> None:
+    def _check_store(self, method: str, drafting: Drafting, sampled: Any, scopes: Any) -> None:
         """Validates ``scopes`` and the kind of the store before anything is written."""
         if not self._has_store:
             if scopes is not None:
                 raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
             return
-        if scopes is not None and requests is not None:
+        if scopes is not None and sampled is not None:
             is_numpy = drafting.kind == "numpy"
             if not (isinstance(scopes, np.ndarray) if is_numpy else is_tensor(scopes)):
                 raise ValueError(
                     f"NgramProposer: {method}: scopes: expected a "
                     f"{'numpy array' if is_numpy else 'torch.Tensor'}, got {type(scopes).__name__}"
                 )
-            size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
+            size, dtype = len(sampled), str(scopes.dtype).rpartition(".")[2]
             if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
                 raise ValueError(
                     f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "
@@ -330,8 +330,8 @@ class NgramProposer:
             )
 
     def _keep_index(self, drafting: Drafting, rows: int) -> None:
-        """Keeps the index, after the operator, so that a rejected call creates no index. ``rows``
-        is the number of rows that the call uses as slots; 0 if it passed rows or slots."""
+        """Keeps the index. Called after the operator, so that a rejected call creates no index.
+        ``rows``: number of rows that the call uses as slots; 0 if it passed rows or slots."""
         index = drafting.index
         if index is None:
             return
@@ -352,7 +352,7 @@ def _get_state_tensors(drafting: Drafting) -> dict[str, Any]:
 
 
 def _check_kinds(op: str, drafting: Drafting, **arguments: Any) -> None:
-    """Raises an error of one line if arrays and tensors are mixed; torch's has many lines."""
+    """Raises an error of one line if arrays and tensors are mixed; torch's error has many."""
     operators_for(op, **arguments, **_get_state_tensors(drafting))
 
 

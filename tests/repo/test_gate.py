@@ -142,7 +142,7 @@ def test_wrong_tree_fails(tree: Tree, name: str) -> None:
 def test_stub_has_signature_and_description_of_each_operator() -> None:
     stub = ast.parse(ops_stub.format_stub(ROOT))
     functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
-    assert functions.keys() == {*OPSPECS, "computed_tokens_drift", "workspace_size"}
+    assert functions.keys() == {*OPSPECS, "workspace_size"}
     for name in OPSPECS:
         arguments, signature = functions[name].args, inspect.signature(getattr(ops, name))
         names = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]

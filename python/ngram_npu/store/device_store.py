@@ -21,11 +21,11 @@ from ngram_npu.store.device_store_integrity import check_contents
 from ngram_npu.store.device_store_layout import (
     BLOCK_TOKENS,
     END_OF_BLOCK_NUMBERS,
-    FILL,
+    HEAD_FILL,
+    HEAD_NEXT,
+    HEAD_NUMBER,
     HEAD_WORDS,
     MAX_BLOCKS,
-    NEXT,
-    NUMBER,
     SCOPE_HIGH,
     SCOPE_LOW,
     SIZES,
@@ -257,17 +257,17 @@ class DeviceStore:
             num_slots=self.num_slots,
             num_blocks=len(blocks),
             visibility=self.visibility,
-            tokens_held=int(blocks[:, FILL].sum()),
-            blocks_in_use=int(np.count_nonzero(blocks[:, NUMBER])),
+            tokens_held=int(blocks[:, HEAD_FILL].sum()),
+            blocks_in_use=int(np.count_nonzero(blocks[:, HEAD_NUMBER])),
         )
 
     @property
     def scopes(self) -> dict[Scope, int]:
         """Number of tokens in the store by scope, after the newest step."""
         (blocks,) = self._copy_to_host(heads_only=True)
-        blocks = blocks[blocks[:, NUMBER] != 0]
+        blocks = blocks[blocks[:, HEAD_NUMBER] != 0]
         scopes, scope_of_block = np.unique(read_scopes(blocks), return_inverse=True)
-        sums = np.bincount(scope_of_block, weights=blocks[:, FILL])
+        sums = np.bincount(scope_of_block, weights=blocks[:, HEAD_FILL])
         return dict(zip(map(Scope, scopes.tolist()), map(int, sums), strict=True))
 
     def texts(self) -> list[tuple[int, Int32Array]]:
@@ -297,6 +297,11 @@ class DeviceStore:
         stream, which is that of the steps."""
         with self._mutex:
             self.slots[slot].zero_()
+
+    def begin_requests(self, slots: Tensor) -> None:
+        """Does what :meth:`begin_request` does for slots [N] int64, which are on the device."""
+        with self._mutex:
+            self.slots.index_fill_(0, slots, 0)
 
     def append(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
@@ -482,7 +487,7 @@ class DeviceStore:
         num_blocks = len(self.blocks)
         rounds = torch.div(self.allocator[0] - 1, num_blocks, rounding_mode="floor") - 1
         offset = rounds.clamp_(min=0) * num_blocks
-        numbers = self.blocks[:, NUMBER : NEXT + 1]
+        numbers = self.blocks[:, HEAD_NUMBER : HEAD_NEXT + 1]
         for tensor in (self.slots[:, SLOT_BLOCK], numbers, self.allocator):
             tensor.sub_(offset).clamp_(min=0)
         self.table.sub_(offset * BLOCK_TOKENS).clamp_(min=0)

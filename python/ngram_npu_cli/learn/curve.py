@@ -26,6 +26,7 @@ from ngram_npu.tensors import Int32Array
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.logs.reader import Progress, ShowProgress
+from ngram_npu_cli.logs.remote import LogPath
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.replay.walks import Counts
 
@@ -216,7 +217,7 @@ def count_blocks(num_tokens: int) -> int:
 # Files of stores
 
 
-def is_store_file(path: Path) -> bool:
+def is_store_file(path: LogPath) -> bool:
     """Returns whether a file begins like a store file; false if the file cannot be read, because
     reading it as a log then reports the reason."""
     if not path.is_file():  # opening a pipe would consume its data
@@ -245,9 +246,11 @@ def make_store(store_tokens: int, tokenizer: str = "") -> NgramStore:
         return NgramStore(1, store_tokens, tokenizer=tokenizer)
 
 
-def load_store(path: Path, tokenizer: str = "") -> NgramStore:
+def load_store(path: LogPath, tokenizer: str = "") -> NgramStore:
     """Returns the store in a file. Raises an InputError if the file is unusable or was saved for
     another vocabulary."""
+    if not isinstance(path, Path):
+        raise InputError(f"{path}: expected a local file, because it is a store; copy it first")
     with input_errors(path):
         return NgramStore.load(path, tokenizer=tokenizer)
 

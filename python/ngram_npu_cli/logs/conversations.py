@@ -6,6 +6,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,11 @@ class TokenRequest:
                 spans.append((start, offset))
         return spans
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles all turns as one array, because many small arrays take much longer."""
+        lengths = [len(part) for turn in self.turns for part in (turn.prompt, turn.completion)]
+        return _split_tokens, (self.id, lengths, self.tokens())
+
     def split_turns(self) -> list[TokenRequest]:
         """Returns each turn as a separate request, with all earlier turns in its prompt."""
         requests = []
@@ -145,6 +151,13 @@ class TokenRequest:
         parts = [part for turn in self.turns for part in (turn.prompt, turn.completion)]
         joined: Int32Array = np.concatenate([np.empty(0, np.int32), *parts])
         return joined
+
+
+def _split_tokens(ident: str, lengths: list[int], tokens: Int32Array) -> TokenRequest:
+    """Returns a request whose prompts and completions have these lengths, in turn."""
+    ends = accumulate(lengths)
+    parts = (tokens[end - length : end] for end, length in zip(ends, lengths, strict=True))
+    return TokenRequest(ident, tuple(TokenTurn(prompt, next(parts)) for prompt in parts))
 
 
 # The standard library is the example input, because it is on every machine with Python, and code

@@ -61,7 +61,7 @@ def test_limit_stops_reading(write_jsonl: Writer) -> None:
 
 
 LINE = json.dumps(TEXT_RECORD).encode() + b"\n"
-GZIP = gzip.compress(LINE * 2, mtime=0)  # without a time stamp, because test names contain it
+GZIP = gzip.compress(LINE * 2, mtime=0)  # no time stamp, because test names contain the bytes
 
 
 @pytest.mark.parametrize(

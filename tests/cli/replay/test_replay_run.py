@@ -174,7 +174,7 @@ def test_progress_is_shown_for_each_phase(write_jsonl: Writer) -> None:
     events: list[Progress] = []
     replay([write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)], progress=events.append)
     last_events = {event.phase: event for event in events}
-    assert last_events["tokenize"] == Progress("talk", "tokenize", 2, 2)
+    assert last_events["read"] == Progress("talk", "read", 2, 0)
     assert last_events["replay"] == Progress("talk", "replay", 24, 24)
     done = [event.done for event in events if event.phase == "replay"]
     assert done == sorted(done)

@@ -25,9 +25,9 @@ EACH_KIND = pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERS
 TEXT = list(range(100, 140))
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
 CONFIG = dataclasses.replace(LADDER, store="live", store_tokens=16384)
-LOW_COSTS: Any = np.ones((16, _C.STORE_COST_COLUMNS), np.uint8)  # by match length and column
+LOW_COSTS: Any = np.ones((16, _C.STORE_COST_COLUMNS), np.uint8)  # as NgramConfig.store_costs
 LOW_COST_CONFIG = dataclasses.replace(CONFIG, store_costs=LOW_COSTS)
-"""With such low costs, a draft ends only at the end of its text."""
+"""With such low costs, a draft ends only at the end of the stored text, or after k tokens."""
 PHRASES = np.random.default_rng(6).integers(0, 50, (12, 6))
 ROW_SAMPLES: dict[str, list[int] | None] = {
     "all": None,

@@ -18,6 +18,8 @@ from .inputs import (
     HOSTILE_INT32,
     INT32_MAX,
     LARGE_BATCHES,
+    LONG_CAPACITY,
+    MANY_LONG_ROWS,
     ONE_REQUEST_CAPACITIES,
     PIECE_ENDS,
     POLICIES,
@@ -94,9 +96,12 @@ def _make_proposals(rng: np.random.Generator) -> Iterator[Sample]:
         args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
         yield Sample(f"tile-edges-{policy}", args)
         for row_lengths in FEW_LONG_ROWS:
-            rows = in_buffer(make_copy_rows(rng, row_lengths, 12303, 2 * i), before=1)
+            rows = in_buffer(make_copy_rows(rng, row_lengths, LONG_CAPACITY, 2 * i), before=1)
             args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
             yield Sample(f"few-long-{len(row_lengths)}-{policy}", args)
+        rows = in_buffer(make_copy_rows(rng, MANY_LONG_ROWS, LONG_CAPACITY, i), before=3 - i)
+        args = (rows, in_buffer(MANY_LONG_ROWS), None, None, 1, 8, 5, *policy, UNLIMITED)
+        yield Sample(f"many-long-{policy}", args)
     for capacity in ONE_REQUEST_CAPACITIES:
         head = (draw_rows(rng, 1, capacity, 2), in_buffer([60]), None, None)
         yield Sample(f"one-request-{capacity}", (*head, 1, 3, 4, 0, False, UNLIMITED))
@@ -171,7 +176,7 @@ DRAFT_COST_BAD_CALLS = (
 NGRAM_PROPOSE = OpSpec(
     name="ngram_propose",
     reference=reference.ngram_propose,
-    samples=_make_propose_samples,
+    make_samples=_make_propose_samples,
     bad_calls=(RANGE_BAD_CALL,),
     sizes=tuple(_make_propose_sizes()),
 )
@@ -209,7 +214,7 @@ NGRAM_PROPOSE_WITH_OUTPUTS = OpSpec(
     name="ngram_propose_",
     kernel_of="ngram_propose",
     reference=reference.ngram_propose_,
-    samples=_make_samples_with_outputs,
+    make_samples=_make_samples_with_outputs,
     bad_calls=(
         RANGE_BAD_CALL,
         *DRAFT_COST_BAD_CALLS,
@@ -286,13 +291,19 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
         tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, workspace if i % 2 else None)
         yield Sample(f"tile-edges-{policy}", (*head, *tail))
         for new_lengths in FEW_LONG_ROWS:
-            new_rows = make_copy_rows(rng, new_lengths, 12303, 2 * i)
+            new_rows = make_copy_rows(rng, new_lengths, LONG_CAPACITY, 2 * i)
             last_tokens = [row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)]
             lengths = in_buffer([n - 3 for n in new_lengths])
             sampled = in_buffer(np.stack(last_tokens))
             head = (in_buffer(new_rows, before=2), lengths, sampled, None, None, True)
             tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, workspace)
             yield Sample(f"few-long-{len(new_lengths)}-{policy}", (*head, *tail))
+        new_rows = make_copy_rows(rng, MANY_LONG_ROWS, LONG_CAPACITY, i)
+        sampled = np.stack([r[n - 3 : n] for r, n in zip(new_rows, MANY_LONG_ROWS, strict=True)])
+        lengths = in_buffer([n - 3 for n in MANY_LONG_ROWS])
+        head = (in_buffer(new_rows, before=3 - i), lengths, in_buffer(sampled), None, None, True)
+        tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, None)
+        yield Sample(f"many-long-{policy}", (*head, *tail))
     for capacity in ONE_REQUEST_CAPACITIES:
         head = (draw_rows(rng, 1, capacity, 2), in_buffer([60]), in_buffer([[1, 0, -1]]))
         tail = (None, None, True, 2, 1, 3, 4, 0, False, UNLIMITED, None)
@@ -355,7 +366,7 @@ def _make_hostile_steps(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("repeated-rows", args, checks_results=False)
     # Several requests append to the same row, so that the row changes while it is searched. The
     # first request reaches the smallest max_len. On devices, several blocks share the long row.
-    for capacity, length, batch in ((40, 20, 12), (2300, 2278, 3)):
+    for capacity, length, batch in ((40, 20, 12), (LONG_CAPACITY, LONG_CAPACITY - 22, 3)):
         rows = in_buffer(draw_rows(rng, 3, capacity, 2), before=1, gap=2)
         num_tokens = in_buffer([length, capacity - 1, 2], gap=1)
         sampled = in_buffer(rng.integers(0, 2, (batch, 3)), gap=1)
@@ -402,7 +413,7 @@ SAMPLED_BAD_CALLS = (
 NGRAM_STEP = OpSpec(
     name="ngram_step_",
     reference=reference.ngram_step_,
-    samples=_make_step_samples,
+    make_samples=_make_step_samples,
     bad_calls=(
         RANGE_BAD_CALL,
         *DRAFT_COST_BAD_CALLS,

@@ -22,16 +22,20 @@ EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
-# The same for device kernels: a warp reads 128 tokens at once, a block a tile of 4096 tokens.
+# The same for device kernels: a warp reads 128 tokens at once, a block up to 8192 tokens of a row
+# of more than 16384.
 TILE_CAPACITY = 8211
+LONG_CAPACITY = 24591
 TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 
-# Row lengths of small batches: each row has at least three tiles, so several blocks share the row.
-FEW_LONG_ROWS = ([12303], [12291, 12290], [12303, 8193, 12289])
+# Row lengths of small batches of LONG_CAPACITY tokens: several blocks share a row.
+FEW_LONG_ROWS = ([24591], [24579, 24578], [24591, 16385, 24577])
+# Row lengths of a batch of LONG_CAPACITY tokens that is so large that each row has one block.
+MANY_LONG_ROWS = [24591, 24579, 16385, 8193, 8192, 100, 6, 24577, 16384]
 
 # Row capacities for a single request with a short row. If the capacity is small, a device uses one
 # block and no workspace. If the capacity is large, a device uses more blocks than the row needs.
-ONE_REQUEST_CAPACITIES = (90, TILE_CAPACITY)
+ONE_REQUEST_CAPACITIES = (90, TILE_CAPACITY, LONG_CAPACITY)
 
 # Batch sizes close to and above the 256 threads of a lookup's block on a GPU.
 LARGE_BATCHES = (255, 256, 257, 600)
@@ -97,7 +101,7 @@ def make_copy_rows(
     all of them, or 1152 tokens apart, so that each copy is read by the next warp, with rising,
     falling or equal lengths; or of equal length at both ends of the row.
     """
-    borders = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
+    borders = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192, 16384])
     same_warp, next_warp = (np.arange(100, capacity, distance) for distance in (1024, 1152))
     rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from ngram_npu.engines.vllm import sharing
+from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import ReplayOptions, replay
 
 from tools.bench.__main__ import main
-from tools.bench.ops import acceptance, acceptance_padded, draft_length
+from tools.bench.ops import acceptance, acceptance_padded, draft_length, fleet
+from tools.bench.ops.acceptance import DEFAULT_LIMIT, replay_with_store
+from tools.fit_draft_costs import load_sets
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
 
@@ -89,6 +92,21 @@ def test_padded_acceptance_equals_replay_of_padded_drafts(
             assert result["k5"][lookup] == expected
         # All conversations have the same phrases.
         assert result["k5"][acceptance_padded.DEVICE_STORE] > result["k5"]["1-16"]
+
+
+def test_fed_replicas_draft_more_than_separate_ones(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "STORE_TOKENS", 1 << 16)
+    monkeypatch.setattr(fleet, "NUM_REPLICAS", (1, 2))
+    requests_by_set = load_sets([data], load_tokenizer())
+    for result in run_op(data, "fleet")["results"]:
+        counts = replay_with_store(requests_by_set[result["set"]], "live", DEFAULT_LIMIT)
+        alone = result["replicas_1"]["silo"]["tokens_per_step"]
+        assert alone == pytest.approx(counts.tokens_per_step, abs=1e-4)
+        separate, fed = (result["replicas_2"][feed] for feed in ("silo", "fed"))
+        assert result["none"]["tokens_per_step"] < separate["tokens_per_step"]
+        assert separate["tokens_per_step"] < fed["tokens_per_step"]
 
 
 def test_policy_always_0_is_as_fast_as_no_drafts(

@@ -145,41 +145,39 @@ arrival does not acquire: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELEASE
 arrival has block scope: __NV_THREAD_SCOPE_DEVICE => __NV_THREAD_SCOPE_BLOCK
 
 @ csrc/cuda/lookup.cuh fast ngram_propose
-each lane decides alone to stop
-- if (__any_sync(kWholeWarp, has_full_match_before(tile))) return false;
-+ if (has_full_match_before(tile)) return false;
-each lane verifies alone
-- return !__any_sync(kWholeWarp, has_candidate) || verify_tile(tile);
-+ return !has_candidate || verify_tile(tile);
+each lane decides alone to merge: if (longest == 0) return; => if (best_ == 0) return;
 
 @ csrc/cuda/lookup.cuh hooks ngram_propose
-report without an atomic
-- if (lane() == 0 && longest > 0) atomicMax(&block_.best, rank);
-+ if (lane() == 0 && rank > block_.best) block_.best = rank;
+best match is merged without an atomic
+- if (thread() % kWarpSize == 0) atomicMax(&block_.best, rank);
++ if (thread() % kWarpSize == 0 && rank > block_.best) block_.best = rank;
 
 @ csrc/cuda/lookup.cuh fast ngram_step_
-all requests share one workspace: join_blocks(workspace[i], => join_blocks(workspace[0],
-workspace is not reset: if (workspace != nullptr) workspace[r] = {}; =>
-only the first request's workspace is reset
-- if (workspace != nullptr) workspace[r] = {};
-+ if (workspace != nullptr && r == 0) workspace[r] = {};
-every block finalizes: &block.is_last)) return; => &block.is_last)) {}
-last block of a row resets its workspace
--     if (block.is_last) block.best = workspace.best;
-+     if (block.is_last) {
-+       block.best = workspace.best;
-+       workspace = {};
-+     }
-one counter for two purposes: &workspace->num_finished => &workspace->num_arrived
-block with the highest number finalizes
-- is_last_block(workspace == nullptr ? nullptr : &workspace->num_finished, &block.is_last)
-+ (blockIdx.x + 1 == gridDim.x)
+all requests share one workspace: join_blocks(workspaces[i], => join_blocks(workspaces[0],
+workspace is not reset
+-       block.joined_best = workspace.best;
+-       workspace = {};
++       block.joined_best = workspace.best;
+workspace of a row with one share is not reset: workspaces[i] = {}; =>
+every block of a request writes the results
+- block.is_last = arrive_last(workspace);
++ block.is_last = arrive_last(workspace) || true;
+every block of a row with one share grows the row
+- if (!arrive_last(workspaces[i])) return;
++ arrive_last(workspaces[i]);
+row grows before all blocks have read its length
+- const bool is_joined
++ if (thread == 0) lookup.grow_row(i);
++   const bool is_joined
+last block in the grid is taken for the last block that finishes
+- arrive(&workspace.num_arrived) + 1 == gridDim.y
++ blockIdx.y + 1 == gridDim.y
 
 @ csrc/cuda/lookup.cuh resident ngram_step_
 counter is incremented before the rank is published
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
+-     block.is_last = arrive_last(workspace);
++     block.is_last = arrive_last(workspace);
 +     if (block.best != 0) atomicMax(&workspace.best, block.best);
 one of two concurrent ranks is lost
 - if (block.best != 0) atomicMax(
@@ -188,13 +186,18 @@ one of two concurrent ranks is lost
 @ csrc/cuda/lookup.cuh hooks ngram_step_
 best rank is read before all blocks have arrived
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
--     if (block.is_last) block.best = workspace.best;
-+     block.best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
+-     block.is_last = arrive_last(workspace);
+-     if (block.is_last) {
+-       block.joined_best = workspace.best;
++     block.joined_best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
++     block.is_last = arrive_last(workspace);
++     if (block.is_last) {
 joined rank is loaded as constant
-- if (block.is_last) block.best = workspace.best;
-+ if (block.is_last) block.best = __ldg(&workspace.best);
+- block.joined_best = workspace.best;
++ block.joined_best = __ldg(&workspace.best);
+joined rank replaces the rank that threads still read
+- block.joined_best = workspace.best;
++ block.joined_best = block.best = workspace.best;
 
 @ csrc/cuda/launch.cuh hooks ngram_step_
 counter without atomics
@@ -205,19 +208,15 @@ counter without atomics
 arrival is relaxed: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELAXED
 arrival has block scope: __NV_THREAD_SCOPE_DEVICE => __NV_THREAD_SCOPE_BLOCK
 
-@ csrc/cuda/launch.cuh fast ngram_step_
-no barrier after arriving
-- gridDim.x - 1;
--   __syncthreads();
-+ gridDim.x - 1;
-
 @ csrc/cuda/ngram_step.cu fast ngram_step_
-lengths grow before all blocks have read them
--     if (thread == 0) {
--       p.next_token_ids[i]
-+     if (thread == 0) {
-+       finalize(i);
-+       p.next_token_ids[i]
+length grows before all blocks have read it
+-     if (lane == 0) {
++     if (lane == 0 && p.advance && accepted.num_appended > 0)
++       p.num_tokens[row.row] += static_cast<int32_t>(accepted.num_appended);
++     if (lane == 0) {
+
+@ csrc/cuda/ngram_step.cu hooks ngram_step_
+every block of a request appends: blockIdx.y == 0 && lane => lane
 """)
 
 
@@ -226,8 +225,7 @@ _BARRIER_OPS = {
     "correction.cu": ["correct_num_computed_tokens_", "correct_spec_state_"],
     "device_store.cu": ["device_store_append_"] * 2,
     "launch.cuh": ["correct_spec_state_", "correct_spec_state_", "prepare_inputs"],
-    "lookup.cuh": ["ngram_propose"] * 6,
-    "ngram_step.cu": ["ngram_step_"],
+    "lookup.cuh": ["ngram_propose"] * 4,
 }
 """Per file with barriers: the operator whose samples detect that the n-th barrier is missing."""
 

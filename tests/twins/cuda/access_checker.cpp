@@ -182,13 +182,12 @@ void AccessChecker::check_bounds(uintptr_t address, size_t bytes, bool is_write)
   }
 }
 
-void AccessChecker::check_access(Thread& thread, uintptr_t address, size_t bytes, Access access, uintptr_t shared,
-                                 size_t shared_bytes) {
+void AccessChecker::check_access(Thread& thread, uintptr_t address, size_t bytes, Access access, size_t shared_offset) {
   BlockHistory& block = thread.block->history;
-  const bool is_shared = address >= shared && address < shared + shared_bytes;
+  const size_t shared_bytes = block.shared_byte_written.size();
+  const bool is_shared = shared_offset < shared_bytes;
   if (is_shared) {
-    for (size_t i = 0; i < bytes && address - shared + i < shared_bytes; ++i) {
-      const size_t offset = address - shared + i;
+    for (size_t offset = shared_offset; offset < shared_offset + bytes && offset < shared_bytes; ++offset) {
       if (access != Access::kWrite && !block.shared_byte_written[offset]) {
         throw Violation{format_text("%s %s shared memory at offset %zu, which no thread wrote",
                                     describe(thread).c_str(), get_verb(access), offset)};
@@ -205,7 +204,8 @@ void AccessChecker::check_access(Thread& thread, uintptr_t address, size_t bytes
     const auto index = static_cast<uint32_t>(thread.index_in_block);
     const AccessRecord record{block.id, index, block.num_barriers, block.threads[index].time, mask, access};
     if (is_shared) {
-      check_granule(block.shared_granules[(granule - shared) / kGranuleBytes], record, thread, begin, "shared");
+      const size_t number = (shared_offset + (granule - address)) / kGranuleBytes;
+      check_granule(block.shared_granules[number], record, thread, begin, "shared");
     } else {
       check_granule(global_granules_[granule], record, thread, begin, "global");
     }

@@ -83,9 +83,9 @@ class AccessChecker {
   void begin_block(Block& block, size_t shared_bytes);
   void record_barrier(Block& block);
   void record_syncwarp(Block& block, int warp, uint32_t lanes);
-  // Throws a Violation if the access breaks a rule. `shared` is the address of the shared memory.
-  void check_access(Thread& thread, uintptr_t address, size_t bytes, Access access, uintptr_t shared,
-                    size_t shared_bytes);
+  // Throws a Violation if the access breaks a rule. `shared_offset` is the offset in the block's shared memory, or at
+  // least the number of its bytes if the address is in global memory.
+  void check_access(Thread& thread, uintptr_t address, size_t bytes, Access access, size_t shared_offset);
   // A releasing atomic operation stores the known accesses of its thread for the address. An acquiring atomic operation
   // adds the stored accesses to the known accesses of its thread.
   void record_atomic_order(Thread& thread, uintptr_t address, AtomicOrder order);
