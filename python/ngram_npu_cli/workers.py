@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -69,8 +70,18 @@ def _start_workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Proces
         ) from error
     finally:
         sender.close()
+        if sys.version_info < (3, 12):
+            _stop_sending(pool)
         pool.shutdown(cancel_futures=True)
         receiver.close()
+
+
+def _stop_sending(pool: Any) -> None:
+    """Ends the thread that sends items to worker processes. In older versions of Python, it waits
+    forever after they have ended (https://github.com/python/cpython/issues/94777)."""
+    if pool._call_queue is not None:  # not shut down yet
+        with suppress(OSError):  # the pool may close it at the same time
+            pool._call_queue._reader.close()
 
 
 _function: Callable[[Any], Any]
