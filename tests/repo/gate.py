@@ -119,7 +119,7 @@ def _check_sources(tree: Tree, spec: OpSpec, family: str) -> list[str]:
     params = "".join(word.title() for word in file.split("_")) + "Params"
     if f"struct {params} {{" not in tree.sources.get(f"csrc/core/{family}.h", ""):
         problems.append(f"no {params} in csrc/core/{family}.h")
-    module = spec.samples.__module__.rpartition(".")[2]
+    module = spec.make_samples.__module__.rpartition(".")[2]
     if module != family and not file.startswith(module):
         problems.append(f"its OpSpec is in {module}.py, not in tests/ops/specs/{family}.py")
     if spec.kernel not in tree.kernels:
