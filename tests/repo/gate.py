@@ -92,7 +92,7 @@ def _check_sources(tree: Tree, spec: OpSpec, family: str) -> list[str]:
         problems.append(f"no {params} in csrc/core/{family}.h")
     if spec.reference.__module__.rpartition(".")[2] != family:
         problems.append(f"its reference is not in tests/ops/reference/{family}.py")
-    module = spec.samples.__module__.rpartition(".")[2]
+    module = spec.make_samples.__module__.rpartition(".")[2]
     if module != family and not file.startswith(module):
         problems.append(f"its OpSpec is in {module}.py, not in tests/ops/specs/{family}.py")
     if spec.kernel not in tree.kernels:

@@ -111,7 +111,7 @@ WRONG_TREES: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         "no kernel for cpu: expected ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
     ),
     "OpSpec in another family's file": (
-        lambda t: _change_spec(t, samples=t.specs["prepare_inputs"].samples),
+        lambda t: _change_spec(t, make_samples=t.specs["prepare_inputs"].make_samples),
         "not in tests/ops/specs/drafting.py",
     ),
     "reference in another family's file": (
