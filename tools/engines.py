@@ -35,7 +35,7 @@ ADDED_REQUIREMENTS = ("orjson",)
 RUNNERS = {"v1": ".venv-vllm", "v2": ".venv-vllm-v2"}
 """By runner: the folder of its environment."""
 
-METHODS = {
+GROUPS = {
     "v1": {
         "ranks": "_ranks?_",
         "recurrent layers": "_hybrid_",
@@ -65,8 +65,8 @@ METHODS = {
         "ngram": r"\bsync-",
     },
 }
-"""By runner: the methods, each with a pattern of the FILE::NAME of its tests. A test belongs to the
-first method whose pattern matches."""
+"""By runner: groups of tests, which the results call methods, each with a pattern of FILE::NAME. A
+test belongs to the first group whose pattern matches."""
 
 
 def main() -> int:
@@ -159,7 +159,7 @@ def summarize_tests(results: Path, runner: str) -> list[dict[str, Any]]:
     failures: defaultdict[str, list[str]] = defaultdict(list)
     for test in ElementTree.parse(results).getroot().iter("testcase"):
         name = f"{test.get('classname', '').rpartition('.')[2]}::{test.get('name')}"
-        method = next((m for m, p in METHODS[runner].items() if re.search(p, name)), "rest")
+        method = next((m for m, p in GROUPS[runner].items() if re.search(p, name)), "rest")
         tags = {child.tag for child in test}
         if tags & {"failure", "error"}:
             failures[method].append(name)
@@ -187,7 +187,7 @@ def record_results(file: Path, entries: list[dict[str, Any]], arguments: list[st
     }
     results: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in entries:
-        for method in METHODS[entry["runner"]]:
+        for method in GROUPS[entry["runner"]]:
             key = (entry["vllm"], entry["runner"], method)
             names = dict(zip(("vllm", "runner", "method"), key, strict=True))
             results[key] = {**names, "outcome": "untried"}

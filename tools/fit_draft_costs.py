@@ -38,16 +38,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ngram_npu.draft_costs import SHAPES
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli.learn.fit_draft_costs import observe_drafts
 from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer
 from ngram_npu_cli.replay import InputError, TokenRequest, load_inputs, load_tokenizer, tokenize
-from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, simulate_ladder
+from ngram_npu_cli.replay.walks import IntArray, simulate_ladder
 
 PARTS = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "all": slice(None)}
 """Parts of a set by name; conversations are numbered from 0."""
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
-SHAPE = (16, 32)
+SHAPE, STORE_SHAPE = SHAPES["row"], SHAPES["store"]
 FIRST_SHAPE = (16, 6, 4)
 SCALE = 16
 MAX_COST = 255

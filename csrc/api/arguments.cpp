@@ -162,9 +162,9 @@ IndexArray Arguments::check_indices(const std::optional<TensorView>& view, int64
   return {view->data, static_cast<int32_t>(view->item_bytes)};
 }
 
-IndexArray Arguments::check_row_indices(const std::optional<TensorView>& view, const char* batch_source, int64_t batch,
-                                        int64_t limit, const char* limit_source) {
-  if (!view) check_at_most(batch_source, "batch", batch, limit, limit_source);
+IndexArray Arguments::check_row_indices(const std::optional<TensorView>& view, const char* batch_argument,
+                                        int64_t batch, int64_t limit, const char* limit_source) {
+  if (!view) check_at_most(batch_argument, "batch", batch, limit, limit_source);
   return check_indices(view, batch);
 }
 

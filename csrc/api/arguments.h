@@ -102,14 +102,14 @@ class Arguments {
   void check_shape(const TensorView& view, int64_t rows, int64_t columns) const;
   // Checks a uint8 matrix of this shape.
   TokenRows<uint8_t> check_costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
-  // Checks the cost table, which must be contiguous. Its elements are int16 logits if token_logits is given, otherwise
-  // uint8 costs.
+  // Checks the cost table, which must be contiguous. Its elements are int16 logits if token_logits (added per token,
+  // see CostTable) is given, otherwise uint8 costs.
   CostTable check_cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
 
   IndexArray check_indices(const std::optional<TensorView>& view, int64_t size);
   // Checks the row index of each request. If the tensor is absent, request i has row i, so the batch must not exceed
-  // `limit`. The error message names the sources of the batch and of the limit.
-  IndexArray check_row_indices(const std::optional<TensorView>& view, const char* batch_source, int64_t batch,
+  // `limit`. The error message names the argument that has the batch's size, and the source of the limit.
+  IndexArray check_row_indices(const std::optional<TensorView>& view, const char* batch_argument, int64_t batch,
                                int64_t limit, const char* limit_source);
   const uint8_t* check_mask(const std::optional<TensorView>& view, int64_t size);
   void check_on_cpu(const char* reason) const;
@@ -179,7 +179,7 @@ using In = typename F::In;
 template <class F>
 using Optional = typename F::Optional;
 
-// Defines `op`_op: an operator's parameters, name and CPU kernel.
+// Defines op##_op (of the operator `merge_drafts_`: merge_drafts__op): its parameters, name and CPU kernel.
 #define NGRAM_NPU_OPERATOR(op, OpParams)                               \
   NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_##op(const OpParams*, void*); \
   struct op##_op {                                                     \

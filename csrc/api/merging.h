@@ -1,4 +1,4 @@
-// The operator that chooses between the neural draft and the n-gram draft.
+// The operator that chooses between the neural draft and the n-gram draft. core/merging.h describes its parameters.
 #pragma once
 
 #include "api/arguments.h"

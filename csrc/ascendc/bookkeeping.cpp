@@ -54,7 +54,7 @@ __aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& a
   }
 }
 
-// Loads the newest tokens of each request of a pass behind the place of their number, and stores both as one row.
+// Each output row is the number of the request's newest tokens, then these tokens, then kNoToken.
 __aicore__ inline void gather_sampled_tokens_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<GatherSampledTokensParams>(args.params);
   const auto core_tiling = read_as<CoreTiling>(args.tiling);
@@ -72,11 +72,11 @@ __aicore__ inline void gather_sampled_tokens_kernel(const NgramNpuLaunchArgs& ar
     }
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t row = j * kSampledTokensStride;
+      const int64_t offset = j * kSampledTokensStride;
       const int32_t num_newest = newest_tokens(p, first + j).count;
-      rows.set(row, num_newest);
+      rows.set(offset, num_newest);
       for (int64_t n = 1; n < p.sampled_tokens.capacity; ++n) {
-        rows.set(row + n, n <= num_newest ? tokens.get(row + n - 1) : kNoToken);
+        rows.set(offset + n, n <= num_newest ? tokens.get(offset + n - 1) : kNoToken);
       }
     }
     sync_pipes<AscendC::HardEvent::S_MTE3>();
@@ -199,33 +199,33 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
     sync_pipes<AscendC::HardEvent::S_MTE2>();
     seq_lens.load(requests.begin, smaller(requests.end, p.batch) - requests.begin);
     kept_tokens_tile.load(p, 0);
-    int32_t kept_before = 0;
-    int64_t num_written = 0;
-    for (int64_t i = 0; i < p.batch && (i < requests.end || num_written < tokens.end); ++i) {
+    int64_t kept_before = 0;  // number of tokens that the requests before request i keep
+    int32_t start = 0;        // its low 32 bits: the start of request i in the output
+    for (int64_t i = 0; i < p.batch && (i < requests.end || kept_before < tokens.end); ++i) {
       if (!kept_tokens_tile.has(i)) kept_tokens_tile.load(p, i);
       if (i % 2 == 0 && i + 1 < p.batch && requests.is_disjoint_from(i, i + 2)) {
         const int64_t num_kept = kept_tokens_tile.num_kept_in_pair(i);
-        if (tokens.is_disjoint_from(num_written, num_written + num_kept)) {
-          kept_before = wrap_add(kept_before, static_cast<int32_t>(num_kept));
-          num_written += num_kept;
+        if (tokens.is_disjoint_from(kept_before, kept_before + num_kept)) {
+          start = wrap_add(start, static_cast<int32_t>(num_kept));
+          kept_before += num_kept;
           ++i;
           continue;
         }
       }
       const int32_t num_kept = kept_tokens_tile.num_kept(i);
       if (requests.has(i)) {
-        starts.set(i - requests.begin, kept_before);
+        starts.set(i - requests.begin, start);
         lengths.set(i - requests.begin, wrap_sub(seq_lens[i], kept_tokens_tile.num_rejected(i)));
       }
-      const int64_t write_end = smaller(tokens.end, num_written + num_kept);
-      for (int64_t n = larger(tokens.begin, num_written); n < write_end; ++n) {
-        indices.set(n - tokens.begin, wrap_add(kept_tokens_tile.start(i), static_cast<int32_t>(n - num_written)));
+      const int64_t write_end = smaller(tokens.end, kept_before + num_kept);
+      for (int64_t n = larger(tokens.begin, kept_before); n < write_end; ++n) {
+        indices.set(n - tokens.begin, wrap_add(kept_tokens_tile.start(i), static_cast<int32_t>(n - kept_before)));
       }
-      kept_before = wrap_add(kept_before, num_kept);
-      num_written += num_kept;
+      start = wrap_add(start, num_kept);
+      kept_before += num_kept;
     }
-    if (requests.has(p.batch)) starts.set(p.batch - requests.begin, kept_before);
-    for (int64_t n = larger(tokens.begin, num_written); n < tokens.end; ++n) indices.set(n - tokens.begin, kNoToken);
+    if (requests.has(p.batch)) starts.set(p.batch - requests.begin, start);
+    for (int64_t n = larger(tokens.begin, kept_before); n < tokens.end; ++n) indices.set(n - tokens.begin, kNoToken);
     sync_pipes<AscendC::HardEvent::S_MTE3>();
     starts.store(0, p.query_start_loc_out + requests.begin, requests.end - requests.begin);
     lengths.store(0, p.seq_lens_out + requests.begin, smaller(requests.end, p.batch) - requests.begin);
@@ -238,7 +238,7 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
 
 // The arrays that prepare_input_ids_ reads for one pass of requests, with the same member names as the parameters. The
 // drafts are loaded after prev_positions has been read. At most kMaxDraftTokens draft tokens per row are staged;
-// further tokens are read from global memory.
+// further tokens are read from global memory. Rows[prev_position] must be the row of the selected request.
 class StagedInputs {
  public:
   struct Row {

@@ -77,7 +77,7 @@ class CountCorrector {
   }
   __aicore__ inline void store(const CorrectNumComputedTokensParams& p, Gm<int32_t> new_counts) {
     computed_.store(0, new_counts + first_, count_);
-    accepted_.store(0, p.num_accepted_tokens + first_, count_);
+    accepted_.store(0, p.num_accepted_tokens + first_, count_);  // requires load_accepted()
   }
 
   __aicore__ inline bool has(int64_t i) const { return first_ <= i && i < first_ + count_; }

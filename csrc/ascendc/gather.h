@@ -1,7 +1,7 @@
-// Gathers array items at the indices of a pass, with vector instructions and without branches. Flags, which are int32s
-// of 0 and 1, select values by multiplication. Flags are computed from differences by clamping, to [-1, 1] before
-// squaring or to [0, 1], because the 910B compares int32 only for equality. Sums, differences and products of int32
-// wrap.
+// Gathers array items at the indices of a pass (the items that a core processes at a time), with vector
+// instructions and without branches. A flag is an int32, 0 or 1, that selects a value by multiplication. The 910B
+// compares int32 only for equality, so a flag is computed from a difference d: clamp(d, -1, 1) squared is d != 0, and
+// clamp(d, 0, 1) is d > 0. Sums, differences and products of int32 wrap.
 #pragma once
 
 #include "ascendc/device.h"
@@ -36,10 +36,10 @@ class PassIndices {
     if (indices_.bytes == 4) int32_indices_.load(0, static_cast<Gm<const int32_t>>(indices_.data) + first, count);
     if (indices_.bytes == 8) int64_indices_.load(0, static_cast<Gm<const int64_t>>(indices_.data) + first, count);
   }
-  // Returns the first n indices as int32. Must be called after load() has completed.
+  // Returns the first n indices as int32; without an array (0 bytes), index i is i. load() must have completed.
   __aicore__ inline const Ints& convert(int32_t n) const {
     if (indices_.bytes == 0) AscendC::CreateVecIndex(int32_indices_.tensor(), first_, static_cast<uint32_t>(n));
-    if (indices_.bytes == 8) {  // both chips support only CAST_NONE from int64 to int32
+    if (indices_.bytes == 8) {  // from int64 to int32, the 910B and the 950 support only CAST_NONE
       AscendC::Cast(int32_indices_.tensor(), int64_indices_.tensor(), AscendC::RoundMode::CAST_NONE,
                     static_cast<uint32_t>(n));
     }

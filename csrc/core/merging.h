@@ -20,7 +20,7 @@ struct MergeDraftsParams {
   int64_t neural_width;
   int64_t neural_stride;
   int32_t token_bytes;  // size of an id in neural_draft_token_ids and draft_token_ids: 4 or 8
-  bool extend;
+  bool extend;          // whether an n-gram draft continues a shorter neural draft with the same tokens
   TokenRows<const int32_t> ngram_draft_token_ids;  // [B, k]
   Gm<const int32_t> num_ngram_draft_tokens;        // [B]
   Gm<const int32_t> match_len;                     // [B]
@@ -33,7 +33,7 @@ struct MergeDraftsParams {
   Gm<const int32_t> num_scheduled_drafts;          // [B]
   TokenRows<int32_t> neural_acceptance;            // [R, kAcceptanceColumns]
   int64_t min_match_len;
-  int64_t threshold;
+  int64_t threshold;  // minimum expected number of accepted tokens of an n-gram draft, in 65536ths
   int64_t batch;
   Gm<void> draft_token_ids;      // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]

@@ -70,6 +70,9 @@ struct StreamOptions {
   // tokens. drafts: buffer for num_rows requests, with the layout StreamDraftLayout.
   const int32_t* sampled;
   uint8_t* drafts;
+  // Rows for text that no request of this drafter generates, and tokens per such row. Row i uses the store's slot
+  // num_rows + i.
+  int64_t num_text_rows = 0, text_capacity = 0;
 };
 
 // Layout of a batch's drafts: tokens [B, k] int64, then numbers of tokens [B] and match lengths [B] int32, then costs
@@ -105,6 +108,16 @@ struct StreamRequest {
   StopConditions stop;
 };
 
+// Tokens to append to a text row. If begins_text is true, they begin another text with this scope; otherwise the text
+// in the row continues. Tokens beyond the capacity are dropped.
+struct StreamText {
+  int64_t row;
+  bool begins_text;
+  int64_t scope;
+  const int32_t* tokens;
+  int64_t num_tokens;
+};
+
 class StreamDrafter;
 class StreamJob;
 
@@ -120,6 +133,10 @@ NGRAM_NPU_EXPORT bool ngram_npu_cpu_stream_free(ngram_npu::StreamDrafter* drafte
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_add_request(ngram_npu::StreamDrafter* drafter,
                                                           const ngram_npu::StreamRequest* request);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_remove_request(ngram_npu::StreamDrafter* drafter, int64_t row);
+// Appends tokens to a text row and inserts them into the store, in the next job, after its drafts. Returns kOk or
+// kOutOfMemory. The tokens are copied.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_append_text(ngram_npu::StreamDrafter* drafter,
+                                                          const ngram_npu::StreamText* text);
 // Creates the job of one step for these rows (int32 [batch], no duplicates). Rows without a request get no drafts, and
 // their tokens are ignored. If writes_drafts is false, the job writes no drafts but still inserts the text into the
 // index and the store. Each job must be run exactly once, in the order of creation. Returns null if there is not enough
@@ -127,7 +144,8 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_remove_request(ngram_npu::StreamDr
 NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_create_job(ngram_npu::StreamDrafter* drafter,
                                                                        const int32_t* rows, int64_t batch,
                                                                        bool writes_drafts);
-// Cancels the last created job, which must not have run. The next job adds and removes its requests instead.
+// Cancels the last created job, which must not have run. The next job adds and removes its requests, and
+// appends its texts, instead.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_cancel_job(ngram_npu::StreamDrafter* drafter);
 // Runs a job. The driver calls this function as a host-function callback, so the function does not throw, allocate
 // memory or call the driver.

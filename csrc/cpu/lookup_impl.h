@@ -103,13 +103,13 @@ class Lookup {
   bool find_hits(int64_t end, uint64_t* hits) const {
     const int32_t* last_tokens = tokens_ + end;
     const int32_t* nth_last_tokens = last_tokens - (min_length_ - 1);
-    uint64_t all_hits = 0;
+    uint64_t combined_hits = 0;
     for (int64_t u = 0; u < num_vectors; ++u) {
       hits[u] = Vec::compare(last_tokens + u * Vec::kLanes, last_token_) &
                 Vec::compare(nth_last_tokens + u * Vec::kLanes, nth_last_token_);
-      all_hits |= hits[u];
+      combined_hits |= hits[u];
     }
-    return all_hits != 0;
+    return combined_hits != 0;
   }
 
   // Verifies the hits of the vector that begins at `end`, in ascending order. Returns true if the search is complete.

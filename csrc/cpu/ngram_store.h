@@ -203,3 +203,9 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_unpack(int32_t* store, int64_
                                                           const uint32_t* packed_words, int64_t count);
 // Zeroes the text of a scope, or of all scopes if `scope` is null. The caller must have locked the store.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_clear(int32_t* store, int64_t words, const int64_t* scope);
+// Closes all slots, so that later text begins in new blocks. Returns the next serial number, as if the blocks had never
+// been renumbered. The caller must have locked the store.
+NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_mark_update(int32_t* store, int64_t words);
+// Zeroes the text that the store contained at an earlier call of ngram_npu_cpu_ngram_store_mark_update, which returned
+// `mark`. The caller must have locked the store.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_drop(int32_t* store, int64_t words, int64_t mark);

@@ -202,6 +202,29 @@ bool unpack_header(const cpu::Store& store, const uint32_t* packed_words, const 
   return true;
 }
 
+// Zeroes the blocks whose serial number meets the condition, and removes their entries.
+template <class Condition>
+void clear_blocks(const cpu::Store& store, Condition is_cleared) {
+  ++store.header[kHeaderEpoch];
+  for (uint32_t i = 0; i < store.num_blocks; ++i) {
+    uint32_t* const head = store.heads + size_t{i} * kHeadWords;
+    const uint32_t serial = head[kHeadSerial];
+    if (serial == 0 || !is_cleared(serial)) continue;
+    std::fill_n(store.text(i), kBlockTokens, 0);
+    std::fill_n(store.outcomes(i), kBlockTokens, uint8_t{0});
+    std::fill_n(head, kHeadWords, 0u);
+  }
+  auto* const entries = reinterpret_cast<Entry*>(store.lines);
+  for (uint64_t i = 0; i < uint64_t{kLineEntries} << store.line_bits; ++i) {
+    if (!store.is_alive(entries[i].position >> kBlockBits)) entries[i] = {0, 0};
+  }
+}
+
+// The number that renumbering has subtracted from the serial numbers since the store was created.
+int64_t total_serial_offset(const cpu::Store& store) {
+  return int64_t{store.header[kStatRenumberings]} * max_serial_offset(store.num_blocks);
+}
+
 }  // namespace
 
 StoreFault cpu::check_blocks(const Store& store, int64_t* location) {
@@ -276,19 +299,23 @@ void ngram_npu_cpu_ngram_store_unlock(int32_t* words, int64_t num_words) {
 void ngram_npu_cpu_ngram_store_clear(int32_t* words, int64_t num_words, const int64_t* scope) {
   cpu::Store store;
   if (!cpu::open_store(words, num_words, &store)) return;
-  ++store.header[kHeaderEpoch];
-  for (uint32_t i = 0; i < store.num_blocks; ++i) {
-    uint32_t* const head = store.heads + size_t{i} * kHeadWords;
-    const uint32_t serial = head[kHeadSerial];
-    if (serial == 0 || (scope != nullptr && store.scope(serial) != static_cast<uint64_t>(*scope))) continue;
-    std::fill_n(store.text(i), kBlockTokens, 0);
-    std::fill_n(store.outcomes(i), kBlockTokens, uint8_t{0});
-    std::fill_n(head, kHeadWords, 0u);
-  }
-  auto* const entries = reinterpret_cast<Entry*>(store.lines);
-  for (uint64_t i = 0; i < uint64_t{kLineEntries} << store.line_bits; ++i) {
-    if (!store.is_alive(entries[i].position >> kBlockBits)) entries[i] = {0, 0};
-  }
+  clear_blocks(
+      store, [&](uint32_t serial) { return scope == nullptr || store.scope(serial) == static_cast<uint64_t>(*scope); });
+}
+
+int64_t ngram_npu_cpu_ngram_store_mark_update(int32_t* words, int64_t num_words) {
+  cpu::Store store;
+  if (!cpu::open_store(words, num_words, &store)) return 0;
+  cpu::TokenInserter inserter(store);
+  for (uint32_t i = 0; i < store.num_slots; ++i) cpu::close_slot(store, i, &inserter);
+  return total_serial_offset(store) + store.header[kHeaderNextSerial];
+}
+
+void ngram_npu_cpu_ngram_store_drop(int32_t* words, int64_t num_words, int64_t mark) {
+  cpu::Store store;
+  if (!cpu::open_store(words, num_words, &store)) return;
+  const int64_t end = mark - total_serial_offset(store);
+  clear_blocks(store, [&](uint32_t serial) { return serial < end; });
 }
 
 int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* words, int64_t num_words) {

@@ -62,6 +62,14 @@ struct Event {
   StopCheck stop;
 };
 
+// Tokens that a job appends to a text row.
+struct TextEvent {
+  int64_t row;
+  bool begins_text;
+  int64_t scope;
+  std::vector<int32_t> tokens;
+};
+
 struct Row {
   bool has_request = false;  // if false, the row is padding, and its sampled tokens are ignored
   int64_t length = 0;
@@ -89,6 +97,7 @@ class StreamJob {
  public:
   StreamDrafter* drafter;
   std::vector<Event> events;
+  std::vector<TextEvent> texts;
   std::vector<int32_t> rows;
   bool writes_drafts;
   std::atomic<bool> is_done{false};
@@ -106,11 +115,15 @@ class StreamDrafter {
         scopes_(rows_.size()),
         rows_to_store_(rows_.size()),
         num_indexed_(rows_.size()),
+        text_lengths_(static_cast<size_t>(options_.num_text_rows)),
+        text_scopes_(text_lengths_.size()),
         recent_lengths_(static_cast<size_t>(options_.lag + 1)) {
     const size_t num_tokens = rows_.size() * static_cast<size_t>(options_.capacity);
+    const size_t num_text_tokens = text_lengths_.size() * static_cast<size_t>(options_.text_capacity);
     // calloc() does not write to the memory, of which most rows use only the first part.
     tokens_.reset(static_cast<int32_t*>(std::calloc(num_tokens + 1, sizeof(int32_t))));
-    if (tokens_ == nullptr) throw std::bad_alloc();
+    text_tokens_.reset(static_cast<int32_t*>(std::calloc(num_text_tokens + 1, sizeof(int32_t))));
+    if (tokens_ == nullptr || text_tokens_ == nullptr) throw std::bad_alloc();
     for (auto& step : recent_lengths_) step.reserve(rows_.size());
     rows_behind_.reserve(rows_.size());
   }
@@ -127,6 +140,10 @@ class StreamDrafter {
 
   void remove_request(int64_t row) { events_.push_back({row, false, 0, {}, {}}); }
 
+  void append_text(const StreamText& text) {
+    texts_.push_back({text.row, text.begins_text, text.scope, {text.tokens, text.tokens + text.num_tokens}});
+  }
+
   StreamJob* create_job(const int32_t* rows, int64_t batch, bool writes_drafts) {
     while (!jobs_.empty() && jobs_.front()->is_done.load(std::memory_order_acquire)) jobs_.pop_front();
     auto job = std::make_unique<StreamJob>();
@@ -135,14 +152,14 @@ class StreamDrafter {
     job->writes_drafts = writes_drafts;
     jobs_.push_back(std::move(job));
     jobs_.back()->events.swap(events_);
+    jobs_.back()->texts.swap(texts_);
     return jobs_.back().get();
   }
 
-  // Cancels the last job. Its events move to the next job.
+  // Cancels the last job. Its events and texts move to the next job.
   void cancel_job() {
-    std::vector<Event>& events = jobs_.back()->events;
-    std::move(events_.begin(), events_.end(), std::back_inserter(events));
-    events_.swap(events);
+    prepend(&jobs_.back()->events, &events_);
+    prepend(&jobs_.back()->texts, &texts_);
     jobs_.pop_back();
   }
 
@@ -152,8 +169,8 @@ class StreamDrafter {
     return count;
   }
 
-  // Runs a job; the jobs run in stream order. If the store is being saved, the job waits for the copy of one piece. No
-  // other call may use the store while jobs are pending; if another call does, the job runs without the store.
+  // Runs a job; the jobs run in stream order. A job waits while a piece of the store is copied to a file. No other call
+  // may use the store while jobs are pending; if another call does, the job runs without the store.
   void run_job(StreamJob* job) noexcept {
     cpu::Store store;
     const StoreAccess& access = options_.draft.store.store;
@@ -165,6 +182,13 @@ class StreamDrafter {
   }
 
  private:
+  // Moves the elements of `earlier` before those of `later`.
+  template <class T>
+  static void prepend(std::vector<T>* earlier, std::vector<T>* later) {
+    std::move(later->begin(), later->end(), std::back_inserter(*earlier));
+    later->swap(*earlier);
+  }
+
   // Runs a job with store_, which has no words if the job must not use the store.
   void run_job_parts(StreamJob* job) noexcept {
     for (Event& event : job->events) {
@@ -181,6 +205,7 @@ class StreamDrafter {
       add_rows_behind(job->rows.data(), batch);
     }
     insert_text(job->rows.data(), batch);
+    for (const TextEvent& text : job->texts) append_to_text_row(text);
   }
 
   bool has_request(int64_t row_id) const {
@@ -193,8 +218,8 @@ class StreamDrafter {
   }
   IndexAccess& index() { return options_.draft.index_propose.index; }
 
-  // Ends a row's request. If the request has stopped, its text up to the stop is stored; otherwise, the text within the
-  // lag is not stored.
+  // Ends a row's request. If the request has stopped, its text up to the stop is stored; otherwise, the text of the
+  // last `lag` steps is not stored.
   void end_request(int64_t row_id) {
     Row& ended_row = row(row_id);
     if (!ended_row.has_request) return;
@@ -326,6 +351,35 @@ class StreamDrafter {
                       count});
   }
 
+  // Appends tokens to a text row and inserts them into the store.
+  void append_to_text_row(const TextEvent& text) {
+    if (text.row < 0 || text.row >= options_.num_text_rows) return;
+    const auto row_id = static_cast<int32_t>(text.row);
+    const auto slot = static_cast<int32_t>(options_.num_rows + text.row);
+    int32_t& length = text_lengths_[static_cast<size_t>(row_id)];
+    if (text.begins_text) {
+      cpu::Store store;
+      if (cpu::open_store(store_.words, store_.num_words, &store) && text.row < store.num_slots - options_.num_rows) {
+        cpu::TokenInserter inserter(store);
+        cpu::close_slot(store, static_cast<uint32_t>(slot), &inserter);
+      }
+      length = 0;
+      text_scopes_[static_cast<size_t>(row_id)] = text.scope;
+    }
+    const auto count = static_cast<int32_t>(
+        smaller<int64_t>(static_cast<int64_t>(text.tokens.size()), options_.text_capacity - length));
+    std::copy_n(text.tokens.begin(), count, text_tokens_.get() + text.row * options_.text_capacity + length);
+    length += count;
+    cpu::insert_rows({store_,
+                      {text_tokens_.get(), options_.num_text_rows, options_.text_capacity, options_.text_capacity},
+                      text_lengths_.data(),
+                      &count,
+                      {&row_id, sizeof(int32_t)},
+                      {&slot, sizeof(int32_t)},
+                      {&text_scopes_[static_cast<size_t>(row_id)], sizeof(int64_t)},
+                      1});
+  }
+
   // Indexes text of rows that are not completely indexed, in the order in which they were added to rows_behind_.
   void index_rows_behind() {
     if (rows_behind_.empty()) return;
@@ -356,7 +410,7 @@ class StreamDrafter {
   }
 
   StreamOptions options_;
-  std::unique_ptr<int32_t[], FreeMemory> tokens_;
+  std::unique_ptr<int32_t[], FreeMemory> tokens_, text_tokens_;
   std::vector<Row> rows_;
   std::vector<int32_t> lengths_, stored_lengths_;    // per row
   std::vector<int32_t> num_sampled_, num_to_store_;  // per request of a batch
@@ -364,10 +418,13 @@ class StreamDrafter {
   std::vector<int32_t> rows_to_store_;
   std::vector<int32_t> rows_behind_;                    // rows that are not completely indexed
   std::vector<int64_t> num_indexed_;                    // per row of rows_behind_
+  std::vector<int32_t> text_lengths_;                   // per text row
+  std::vector<int64_t> text_scopes_;                    // per text row
   std::vector<std::vector<RowLength>> recent_lengths_;  // ring buffer of the last lag + 1 steps
   size_t next_step_ = 0;                                // index in recent_lengths_
   StoreAccess store_{};                                 // has no words if the running job must not use the store
   std::vector<Event> events_;                           // for the next job
+  std::vector<TextEvent> texts_;                        // for the next job
   std::deque<std::unique_ptr<StreamJob>> jobs_;         // create_job() frees finished jobs
 };
 
@@ -407,6 +464,10 @@ int32_t ngram_npu_cpu_stream_add_request(StreamDrafter* drafter, const StreamReq
 
 int32_t ngram_npu_cpu_stream_remove_request(StreamDrafter* drafter, int64_t row) {
   return run_without_exceptions([&] { drafter->remove_request(row); });
+}
+
+int32_t ngram_npu_cpu_stream_append_text(StreamDrafter* drafter, const StreamText* text) {
+  return run_without_exceptions([&] { drafter->append_text(*text); });
 }
 
 StreamJob* ngram_npu_cpu_stream_create_job(StreamDrafter* drafter, const int32_t* rows, int64_t batch,

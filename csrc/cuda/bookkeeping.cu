@@ -12,9 +12,9 @@ constexpr int32_t kWarps = kThreads / kWarpSize;
 // chunks of one request per thread.
 __global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareInputsParams p) {
   __shared__ int64_t warp_sums[kWarps];
-  __shared__ int64_t kept_before[kThreads + 1];  // per request of the chunk; the last item is for the next chunk
+  __shared__ int64_t kept_before[kThreads + 1];  // per request of the chunk; item r + 1 is also the end of request r
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  int64_t kept_before_chunk = 0;  // number of tokens that the earlier requests keep; the outputs are its low 32 bits
+  int64_t kept_before_chunk = 0;  // number of tokens kept by earlier chunks; query_start_loc_out has its low 32 bits
   if (thread == 0) p.query_start_loc_out[0] = 0;
   for (int64_t first = 0; first < p.batch; first += kThreads) {
     const int64_t i = first + thread;

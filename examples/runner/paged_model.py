@@ -13,6 +13,8 @@ import torch
 from ngram_npu.async_state import StepInputs
 from transformers import AttentionInterface, PreTrainedModel
 
+from .pipeline import Pipeline
+
 ATTENTION_NAME = "ngram_npu_paged"
 """The name of :func:`paged_attention` in transformers."""
 
@@ -47,8 +49,8 @@ class PagedKVCache:
 class QueryGroup:
     """The b requests of a step that compute q tokens each, so that one attention call suffices."""
 
-    tokens: torch.Tensor
-    """[b,q] flat positions of these tokens in the step."""
+    token_indices: torch.Tensor
+    """[b,q] indices of these tokens in the step, all requests together."""
     positions: torch.Tensor
     """[b,q] positions of these tokens in their requests."""
     slots: torch.Tensor
@@ -93,7 +95,7 @@ def plan_step(
     reads KV slots up to the upper bound and masks later positions.
 
     Args:
-        block_table: KV block ids by slot and block (`AsyncSpecState.block_tables`).
+        block_table: [request slots, blocks] KV block ids (`AsyncSpecState.block_tables`).
         num_tokens: [B] number of tokens of each request in the step.
         upper_seq_lens: [B] upper bounds of each request's length, including this step's tokens.
     """
@@ -104,12 +106,12 @@ def plan_step(
     for count in np.unique(num_tokens):
         members = np.flatnonzero(num_tokens == count)
         num_blocks = -(-int(upper_seq_lens[members].max()) // block_size)
-        tokens = copy_to_device(starts[members, None] + np.arange(count), device)
+        token_indices = copy_to_device(starts[members, None] + np.arange(count), device)
         slot_indices = inputs.slot_indices[copy_to_device(members, device)].long()
         # -1 means no block: these positions are masked, so any block can be read.
         blocks = block_table[slot_indices, :num_blocks].long().clamp(min=0)
         slots = (blocks[..., None] * block_size + offsets).flatten(1)
-        groups.append(QueryGroup(tokens, inputs.positions[tokens], slots))
+        groups.append(QueryGroup(token_indices, inputs.positions[token_indices], slots))
     slot_mapping = inputs.slot_mappings[0][: inputs.num_step_tokens]
     return PagedStep(cache, slot_mapping, groups)
 
@@ -150,27 +152,41 @@ def paged_attention(
     outputs = values.new_empty(*queries.shape[:2], values.shape[-1])
     for group in paged_step.groups:
         output = torch.nn.functional.scaled_dot_product_attention(
-            queries[group.tokens].transpose(1, 2),
+            queries[group.token_indices].transpose(1, 2),
             keys[group.slots].transpose(1, 2),
             values[group.slots].transpose(1, 2),
             attn_mask=group.get_mask(sliding_window),
             scale=scaling,
             enable_gqa=True,
         )
-        outputs[group.tokens] = output.transpose(1, 2)
+        outputs[group.token_indices] = output.transpose(1, 2)
     return outputs[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
+def count_position_dims(model: PreTrainedModel) -> int:
+    """Returns the number of dimensions of rotary positions: 3 with M-RoPE, otherwise 1."""
+    config = model.config.get_text_config()
+    options = (getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling"))
+    return 3 if any("mrope_section" in values for values in options) else 1
+
+
 class PagedModel:
     """Runs a model on the flat tokens of a step."""
 
-    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_blocks: int,
+        block_size: int,
+        pipeline: Pipeline | None = None,
+    ) -> None:
         """
         Args:
             model: a causal LM in evaluation mode, its attention set to :data:`ATTENTION_NAME`.
+            pipeline: with pipeline parallelism: the stage whose layers the model has.
 
         Raises:
             ValueError: the model does not use this attention.
@@ -182,6 +198,7 @@ class PagedModel:
                 "use load() or use_paged_attention() of this module"
             )
         self.model = model
+        self.pipeline = pipeline
         self.block_size = block_size
         self.cache = PagedKVCache(num_blocks * block_size)
 
@@ -194,18 +211,29 @@ class PagedModel:
         logit_indices: torch.Tensor,
     ) -> torch.Tensor:
         """Computes the step's tokens. Returns logits [L,V] at the flat positions `logit_indices`
-        [L]. The other arguments are those of :func:`plan_step`."""
+        [L]; in a stage before the last, the hidden states that the next stage receives. The other
+        arguments are those of :func:`plan_step`."""
         step = plan_step(
             self.cache, inputs, block_table, self.block_size, num_tokens, upper_seq_lens
         )
         num_step_tokens = inputs.num_step_tokens
+        positions = inputs.positions if inputs.rope_positions is None else inputs.rope_positions
+        pipeline, hidden = self.pipeline, None
+        if pipeline is not None and not pipeline.is_first:
+            shape = 1, num_step_tokens, self.model.config.hidden_size
+            hidden = torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
+            pipeline.receive_hidden(hidden)
+        is_last = pipeline is None or pipeline.is_last
         logits: torch.Tensor = self.model(
-            input_ids=inputs.input_ids[None, :num_step_tokens],
-            position_ids=inputs.positions[None, :num_step_tokens],
+            input_ids=inputs.input_ids[None, :num_step_tokens] if hidden is None else None,
+            inputs_embeds=hidden,
+            position_ids=positions[..., None, :num_step_tokens],
             use_cache=False,
-            logits_to_keep=logit_indices,
+            logits_to_keep=logit_indices if is_last else 0,
             paged_step=step,
         ).logits
+        if pipeline is not None and not is_last:
+            pipeline.send_hidden(logits)
         return logits[0]
 
 

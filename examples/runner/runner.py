@@ -24,9 +24,10 @@ from ngram_npu.async_state import (
 from transformers import PreTrainedModel
 
 from .draft_model import DraftModel
-from .paged_model import PagedModel, copy_to_device
+from .paged_model import PagedModel, copy_to_device, count_position_dims
+from .pipeline import Pipeline
 from .sampling import Sampling
-from .scheduler import Request, ScheduledStep, Scheduler
+from .scheduler import Int32Array, Request, ScheduledStep, Scheduler
 
 NO_DRAFTS = NgramConfig(k=1, max_len=0)
 """A lookup that never drafts, so that the same state also runs without speculation."""
@@ -135,6 +136,7 @@ class Runner:
         *,
         store: NgramStore | None = None,
         draft_model: PreTrainedModel | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         """
         Args:
@@ -143,18 +145,23 @@ class Runner:
             draft_model: a smaller causal LM with the same vocabulary and device, and with
                 transformers' own attention. A request uses its drafts unless more accepted tokens
                 are expected of the n-gram draft.
+            pipeline: with pipeline parallelism: the stage whose layers the model has
+                (:func:`pipeline.keep_layers_of_stage`).
 
         Raises:
             ValueError: the model does not use paged attention, or :func:`check_draft_model` rejects
-                the draft model.
+                the draft model, or a draft model is combined with a pipeline.
         """
         if draft_model is not None:
+            if pipeline is not None:
+                raise ValueError("Runner: draft_model: expected None with a pipeline, got a model")
             check_draft_model(draft_model, model, config)
         self.config, self.device = config, model.device
-        self._vocab_size = model.config.vocab_size
+        self._vocab_size = model.config.get_text_config().vocab_size
         blocks_per_row = -(-config.row_capacity // config.block_size)
         num_blocks = config.num_blocks or config.max_rows * blocks_per_row
-        self.model = PagedModel(model, num_blocks, config.block_size)
+        self.pipeline = pipeline
+        self.model = PagedModel(model, num_blocks, config.block_size, pipeline)
         self.state = AsyncSpecState(
             AsyncConfig(
                 ngram=config.ngram or NO_DRAFTS,
@@ -164,6 +171,7 @@ class Runner:
                 row_capacity=config.row_capacity,
                 max_step_tokens=config.max_step_tokens,
                 kv_groups=(KVGroup(config.block_size, blocks_per_row),),
+                position_dims=count_position_dims(model),
                 disable_padded_drafter_batch=not config.padded,
                 merge=config.merge if draft_model is not None else None,
             ),
@@ -193,6 +201,7 @@ class Runner:
         stop_token_ids: Iterable[int] = (),
         request_ids: Iterable[int] | None = None,
         scopes: Iterable[int | str | None] | None = None,
+        rope_positions: Iterable[tuple[Int32Array | None, int]] | None = None,
     ) -> list[list[int]]:
         """Returns the continuation of each prompt, including a stop token.
 
@@ -201,6 +210,8 @@ class Runner:
         Args:
             request_ids: random seeds of the requests are derived from these ids; None: 0, 1, ...
             scopes: with a store, requests share text only within a scope; None: one scope for all.
+            rope_positions: with M-RoPE, `rope_positions` and `rope_delta` of each prompt's
+                `Admission`, as the model's `get_rope_index` computes them; None: texts only.
 
         Raises:
             ValueError: a prompt is empty or too long for a row, or a token id is not an integer or
@@ -213,9 +224,10 @@ class Runner:
             raise ValueError(f"generate: max_new_tokens: expected an int, got {max_new_tokens!r}")
         ids = range(len(prompts)) if request_ids is None else request_ids
         scope_names = [None] * len(prompts) if scopes is None else scopes
+        rope = [(None, 0)] * len(prompts) if rope_positions is None else rope_positions
         requests = [
-            Request(id, prompt, len(prompt) + max_new_tokens, stops, scope_of(scope))
-            for id, prompt, scope in zip(ids, token_ids, scope_names, strict=True)
+            Request(id, prompt, len(prompt) + max_new_tokens, stops, scope_of(scope), *positions)
+            for id, prompt, scope, positions in zip(ids, token_ids, scope_names, rope, strict=True)
         ]
         self.scheduler.add(*requests)
         try:
@@ -249,7 +261,13 @@ class Runner:
             return
         inputs = self.state.begin_step(step.batch)
         logits, logit_indices = self._forward(step, inputs)
-        sampled_ids = self._sample(step, inputs, logits, logit_indices)
+        if self.pipeline is None or self.pipeline.is_last:
+            sampled_ids = self._sample(step, inputs, logits, logit_indices)
+        else:
+            shape = len(step.requests), self.state.config.ngram.k + 1
+            sampled_ids = torch.empty(shape, dtype=torch.int32, device=self.device)
+        if self.pipeline is not None:
+            self.pipeline.share_tokens(sampled_ids)
         drafter = None
         if self.draft_model is not None:
             drafter = partial(self.draft_model.draft, self.state, inputs)

@@ -32,6 +32,10 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     scope: int = 0
     """With a store: requests share text only within a scope."""
+    rope_positions: Int32Array | None = None
+    """[3,L], with M-RoPE: rotary positions of the first L tokens of the prompt."""
+    rope_delta: int = 0
+    """With M-RoPE: rotary position minus index of all later tokens."""
     num_prompt_tokens: int = 0
     row: int = -1
     """Row in the state, or -1 while the request waits."""
@@ -239,6 +243,8 @@ class Scheduler:
                     (_to_int32_array(request.blocks),),
                     scope=request.scope,
                     stop=Stop(tuple(request.stop_token_ids), request.max_tokens),
+                    rope_positions=request.rope_positions,
+                    rope_delta=request.rope_delta,
                 )
             )
             scheduled.append(entry)

@@ -48,7 +48,7 @@ def workspace_words(op: str, batch: int) -> int:
 INDEX_FAULTS: list[str]
 INDEX_PAGE_WORDS: int
 INDEX_MAX_SLOTS: int
-INDEX_HEADER_PAGES: int
+INDEX_HEADER_PAGES: int  # these three are indices of words in the header
 INDEX_HEADER_UNUSED_PAGE: int
 INDEX_HEADER_PAGES_IN_USE: int
 
@@ -58,7 +58,7 @@ def index_pages(
     num_slots: int,
     min_n: int,
     max_n: int,
-    any_data: bool,
+    any_data: bool,  # whether the pages must suffice for any tokens, not only for text
     ladder: bool = False,
     outcomes: bool = False,
 ) -> int: ...
@@ -72,7 +72,7 @@ CHUNK_ITEMS: int
 def pack_rows(
     rows: list[_Int32], first_chunks: _Int64, min_items: _Int64, split: int
 ) -> tuple[_Int64, _Int32, int, int]:
-    """Packs rows into chunks of 64 items. Row i gets the chunks from ``first_chunks[i]`` on, for at
+    """Packs rows into chunks of 64 items. Row i begins at chunk ``first_chunks[i]``, padded to at
     least ``min_items[i]`` items. Returns the chunks' indices, the chunks, the number of chunks of
     ``rows[:split]``, and the smallest item of ``rows[split:]``."""
 
@@ -103,11 +103,11 @@ def index_catch_up(policy: IndexPolicy, *arguments: Any) -> tuple[_Int32, int]: 
 STORE_BLOCK_TOKENS: int
 STORE_MIN_BLOCKS_PER_SLOT: int
 STORE_COST_COLUMNS: int
-STORE_PIECE_WORDS: int
+STORE_PIECE_WORDS: int  # a piece is a part of the store that is copied to a file at a time
 STORE_WORDS: dict[str, int]
 STORE_FAULTS: list[str]
 
-def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int: ...
+def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int: ...  # 2**line_bits lines
 def store_init(
     store: _Int32, num_slots: int, num_blocks: int, line_bits: int, visibility: int
 ) -> None: ...
@@ -120,8 +120,10 @@ def store_pieces(store: _Int32) -> int: ...
 def store_pack(store: _Int32, piece: int, to: _Int32) -> int | None: ...
 def store_unpack(store: _Int32, piece: int, packed: bytes) -> int: ...
 def store_clear(store: _Int32, scope: int | None) -> None: ...
+def store_mark_update(store: _Int32) -> int: ...
+def store_drop(store: _Int32, mark: int) -> None: ...
 
-STREAM_CALLBACK: int
+STREAM_CALLBACK: int  # address of the function that a stream calls with a job
 
 def stream_run_job(job: int) -> None: ...
 def stream_results_bytes(batch: int, k: int) -> int: ...
@@ -135,6 +137,7 @@ class StreamDrafter:
         self, row: int, tokens: _Int32, scope: int, stop_tokens: _Int32, *limits: int
     ) -> None: ...
     def remove_request(self, row: int) -> None: ...
+    def append_text(self, row: int, tokens: _Int32, scope: int, begins_text: bool) -> None: ...
     def create_job(self, rows: _Int32, writes_drafts: bool = True) -> int: ...
     def cancel_job(self) -> None: ...
     def draft_offsets(self, batch: int) -> tuple[int, int, int, int]: ...

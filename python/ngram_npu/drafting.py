@@ -135,6 +135,7 @@ class Drafting:
             self._scan_arguments["match_costs"] = table
         if copy_to_device is None:
             copy_to_device = _return_unchanged
+        self._uses_prompt_scopes = False
         self._store_arguments: dict[str, Any] = {}
         if store is not None:
             self._store_arguments = store_arguments(config, store.tensor)
@@ -157,6 +158,7 @@ class Drafting:
         slot_indices: Any = None,
         store_slots: Any = None,
         scopes: Any = None,
+        prompt_scopes: Any = None,
         k: int | None = None,
         scan: bool = False,
         fill: bool = False,
@@ -198,7 +200,7 @@ class Drafting:
         if self.store is not None:
             slots = slot_indices if store_slots is None else store_slots
             rows = token_ids, num_tokens, num_sampled
-            self._update_store(rows, drafts, costs, row_indices, slots, scopes, fill)
+            self._update_store(rows, drafts, costs, row_indices, slots, scopes, prompt_scopes, fill)
         return drafts
 
     def step(
@@ -211,6 +213,7 @@ class Drafting:
         row_indices: Any = None,
         slot_indices: Any = None,
         scopes: Any = None,
+        prompt_scopes: Any = None,
         advance: bool = True,
         k: int | None = None,
         fill: bool = False,
@@ -253,7 +256,9 @@ class Drafting:
         if self.store is not None:
             rows = token_ids, num_tokens, result.num_sampled
             drafts = Drafts(*result[2:])
-            self._update_store(rows, drafts, costs, row_indices, slot_indices, scopes, fill)
+            self._update_store(
+                rows, drafts, costs, row_indices, slot_indices, scopes, prompt_scopes, fill
+            )
         return result
 
     def end(self, slots: Any) -> None:
@@ -262,6 +267,8 @@ class Drafting:
             self._ops.ngram_index_reset_(self.index.tensor, slots)
         if self.store is not None:
             self.store.finish(slots)
+            if self._uses_prompt_scopes:
+                self.store.finish(self._find_prompt_slots(slots))
 
     def _make_arguments(
         self,
@@ -338,23 +345,45 @@ class Drafting:
         row_indices: Any,
         slots: Any,
         scopes: Any,
+        prompt_scopes: Any,
         fill: bool,
     ) -> None:
-        """Replaces drafts by better drafts from the store, then stores the sampled tokens."""
+        """Replaces drafts by better drafts from the store, then stores the sampled tokens. Does the
+        same in the prompt scopes, with further slots."""
+        calls = [(slots, scopes)]
+        if prompt_scopes is not None:
+            self._uses_prompt_scopes = True
+            if slots is None:
+                slots = self._count_up(rows[2]) if row_indices is None else row_indices
+            calls.append((self._find_prompt_slots(slots), prompt_scopes))
         assert self.store is not None
-        self._ops.ngram_store_step_(
-            *rows,
-            self.store.tensor,
-            row_indices=row_indices,
-            slot_indices=slots,
-            scopes=scopes,
-            draft_token_ids=drafts.draft_token_ids,
-            num_draft_tokens=drafts.num_draft_tokens,
-            match_len=drafts.match_len,
-            draft_costs=draft_costs,
-            fill=fill,
-            **self._store_arguments,
-        )
+        for call_slots, call_scopes in calls:
+            self._ops.ngram_store_step_(
+                *rows,
+                self.store.tensor,
+                row_indices=row_indices,
+                slot_indices=call_slots,
+                scopes=call_scopes,
+                draft_token_ids=drafts.draft_token_ids,
+                num_draft_tokens=drafts.num_draft_tokens,
+                match_len=drafts.match_len,
+                draft_costs=draft_costs,
+                fill=fill,
+                **self._store_arguments,
+            )
+
+    def _count_up(self, like: Any) -> Any:
+        """Returns 0, 1, ... for the batch positions, of the kind of ``like`` [B]."""
+        if self.kind == "numpy":
+            return np.arange(len(like), dtype=np.int32)
+        torch = sys.modules["torch"]
+        return torch.arange(len(like), dtype=torch.int32)
+
+    def _find_prompt_slots(self, slots: Any) -> Any:
+        """Returns the slots for the text in prompt scopes, the second half of the store's slots.
+        Slots out of range stay out of range."""
+        assert self.store is not None
+        return slots + self.store.num_slots // 2 * (slots >= 0)
 
 
 def _return_unchanged(table: Any) -> Any:

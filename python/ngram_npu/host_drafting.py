@@ -21,6 +21,7 @@ from ngram_npu import _library
 from ngram_npu.config import NgramConfig
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore
+from ngram_npu.tensors import Int32Array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -214,6 +215,8 @@ class HostDrafting:
         store: NgramStore | None = None,
         stream: Stream | None = None,
         fill: bool = True,
+        num_text_rows: int = 0,
+        text_capacity: int = 0,
     ) -> None:
         """
         Args:
@@ -227,6 +230,8 @@ class HostDrafting:
             stream: Runs the jobs (default: the device's current stream).
             fill: Whether unused positions of a draft continue the draft and then repeat the newest
                 token. Otherwise they are -1.
+            num_text_rows, text_capacity: Number and capacity of the rows for :meth:`append_text`.
+                They use the store's slots from R on.
 
         Raises:
             ValueError: An argument is out of range.
@@ -259,6 +264,8 @@ class HostDrafting:
             drafts=self._drafts.numpy(),
             index=None if index is None else np.asarray(index.tensor),
             fill=fill,
+            num_text_rows=num_text_rows,
+            text_capacity=text_capacity,
             **lookup,
         )
 
@@ -275,6 +282,18 @@ class HostDrafting:
     def end(self, row: int) -> None:
         """Announces that the request of a row has ended or is preempted."""
         self._drafter.remove_request(row)
+
+    def append_text(
+        self, row: int, token_ids: Int32Array, *, scope: int, begins_text: bool
+    ) -> None:
+        """Adds text that no request of this drafter generates to the store, in the next step.
+
+        Args:
+            row: A text row, which holds one text at a time. Tokens beyond its capacity are dropped.
+            scope: The scope of the text, which is read where the text begins.
+            begins_text: Whether another text begins, or the one in the row continues.
+        """
+        self._drafter.append_text(row, token_ids, scope, begins_text)
 
     def propose(self, rows: npt.NDArray[np.int32], sampled: torch.Tensor) -> DeviceDrafts:
         """Enqueues a step and returns its drafts, which are valid in stream order.
@@ -332,7 +351,7 @@ class HostDrafting:
         self._has_run = True
 
     def flush(self) -> bool:
-        """Enqueues the announced begins and ends of requests without a step.
+        """Enqueues the announced begins and ends of requests, and appended texts, without a step.
 
         Returns:
             False if the stream rejects the job; the next step then includes the begins and ends.
@@ -347,7 +366,7 @@ class HostDrafting:
         return True
 
     def settle(self, seconds: float) -> bool:
-        """Enqueues the announced begins and ends of requests, and waits until all jobs have run.
+        """Does what :meth:`flush` does, and waits until all jobs have run.
 
         Returns:
             False if jobs are still pending after ``seconds``. After a device error, jobs never run.

@@ -158,12 +158,6 @@ compute_slot_mapping_ = _define("compute_slot_mapping_", _fake_none)
 correct_spec_state_ = _define("correct_spec_state_", _fake_none)
 
 
-def computed_tokens_drift(num_computed_tokens: Tensor, host_num_computed_tokens: Tensor) -> Tensor:
-    """Returns [B] int32: corrected minus assumed counts. Runners with multi-dimensional positions
-    (M-RoPE) shift the positions that the host prepared by this difference."""
-    return num_computed_tokens[: host_num_computed_tokens.shape[0]] - host_num_computed_tokens
-
-
 def workspace_size(op: str, batch: int) -> int:
     """Returns the number of int32 items in the workspace of ``op`` for up to ``batch`` requests.
 

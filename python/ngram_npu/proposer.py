@@ -132,6 +132,7 @@ class NgramProposer:
         workspace: ArrayT | None = None,
         draft_costs: ArrayT | None = None,
         scopes: ArrayT | None = None,
+        prompt_scopes: ArrayT | None = None,
     ) -> Drafts[ArrayT]:
         """Drafts for each request, for a runner that appends the sampled tokens itself.
 
@@ -151,13 +152,17 @@ class NgramProposer:
                 in unused positions. Needs a ``min_draft_probability``.
             scopes: [B] int32 or int64, with a store: requests share text only within a scope
                 (:func:`ngram_npu.scope_of`); None: the same scope for all.
+            prompt_scopes: [B] as ``scopes``, a second scope of each request, such as one per prompt
+                in RL: the request drafts from the scope of which more accepted tokens are expected,
+                and its text is stored in both. No number may also be one of ``scopes``. The store
+                needs two slots for each slot of the index.
 
         Raises:
             ValueError: an argument has the wrong dtype, device, shape or stride.
         """
         op = "ngram_index_propose_" if self.engine == "index" else "ngram_propose"
         drafting = self._get_drafting(op, token_ids, allow_index=self.engine == "index")
-        self._check_store("propose", drafting, num_sampled, scopes)
+        self._check_store("propose", drafting, num_sampled, scopes, prompt_scopes)
         if drafting.store is not None and num_sampled is None:
             raise ValueError("NgramProposer: propose: num_sampled: expected an array with a store")
         arguments: dict[str, Any] = {
@@ -168,7 +173,8 @@ class NgramProposer:
             "draft_costs": draft_costs,
         }
         try:
-            drafts = drafting.propose(token_ids, num_tokens, scopes=scopes, **arguments)
+            scope_arguments = {"scopes": scopes, "prompt_scopes": prompt_scopes}
+            drafts = drafting.propose(token_ids, num_tokens, **scope_arguments, **arguments)
         except (RuntimeError, TypeError, AttributeError):
             _check_kinds(op, drafting, token_ids=token_ids, num_tokens=num_tokens, **arguments)
             raise
@@ -189,6 +195,7 @@ class NgramProposer:
         workspace: ArrayT | None = None,
         draft_costs: ArrayT | None = None,
         scopes: ArrayT | None = None,
+        prompt_scopes: ArrayT | None = None,
     ) -> StepResult[ArrayT]:
         """Appends the sampled tokens to the rows, then drafts.
 
@@ -199,13 +206,14 @@ class NgramProposer:
             discard: [B] bool; sampled tokens of these requests are ignored (chunked prefill).
             advance: whether the number of appended tokens is added to ``num_tokens``; False for a
                 runner that updates its lengths itself.
-            row_indices, slot_indices, workspace, draft_costs, scopes: as in :meth:`propose`.
+            row_indices, slot_indices, workspace, draft_costs, scopes, prompt_scopes: as in
+                :meth:`propose`.
 
         Raises:
             ValueError: an argument has the wrong dtype, device, shape or stride.
         """
         drafting = self._get_drafting("ngram_index_step_", token_ids)
-        self._check_store("step", drafting, sampled_token_ids, scopes)
+        self._check_store("step", drafting, sampled_token_ids, scopes, prompt_scopes)
         op = "ngram_step_" if drafting.index is None else "ngram_index_step_"
         rows: dict[str, Any] = {
             "token_ids": token_ids,
@@ -220,7 +228,8 @@ class NgramProposer:
             "draft_costs": draft_costs,
         }
         try:
-            result = drafting.step(**rows, scopes=scopes, advance=advance, **arguments)
+            scope_arguments = {"scopes": scopes, "prompt_scopes": prompt_scopes}
+            result = drafting.step(**rows, **scope_arguments, advance=advance, **arguments)
         except (RuntimeError, TypeError, AttributeError):
             _check_kinds(op, drafting, **rows, **arguments)
             raise
@@ -296,42 +305,34 @@ class NgramProposer:
             store = make_store(self.config, slots, kind=kind)
         return Drafting(self.config, kind=kind, index=index, store=store)
 
-    def _check_store(self, method: str, drafting: Drafting, requests: Any, scopes: Any) -> None:
-        """Validates ``scopes`` and the kind of the store before anything is written."""
-        if not self._has_store:
-            if scopes is not None:
-                raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
+    def _check_store(
+        self, method: str, drafting: Drafting, sampled: Any, scopes: Any, prompt_scopes: Any
+    ) -> None:
+        """Validates the scopes and the store before anything is written."""
+        prefix = f"NgramProposer: {method}"
+        for name, value in (("scopes", scopes), ("prompt_scopes", prompt_scopes)):
+            if value is None:
+                continue
+            if not self._has_store:
+                raise ValueError(f"{prefix}: {name}: expected None without a store")
+            if sampled is not None:
+                _check_scopes(f"{prefix}: {name}", value, len(sampled), drafting.kind)
+        store, index = drafting.store, drafting.index
+        if store is None:
             return
-        if scopes is not None and requests is not None:
-            is_numpy = drafting.kind == "numpy"
-            if not (isinstance(scopes, np.ndarray) if is_numpy else is_tensor(scopes)):
-                raise ValueError(
-                    f"NgramProposer: {method}: scopes: expected a "
-                    f"{'numpy array' if is_numpy else 'torch.Tensor'}, got {type(scopes).__name__}"
-                )
-            size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
-            if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
-                raise ValueError(
-                    f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "
-                    f"{dtype} {list(scopes.shape)}"
-                )
-            device = "cpu" if is_numpy else scopes.device.type
-            is_contiguous = scopes.flags.c_contiguous if is_numpy else scopes.is_contiguous()
-            if device != "cpu" or not is_contiguous:
-                raise ValueError(
-                    f"NgramProposer: {method}: scopes: expected contiguous memory on cpu, got "
-                    f"{'contiguous' if is_contiguous else 'strided'} memory on {device}"
-                )
-        store = drafting.store
-        if store is not None and store.kind != drafting.kind:
+        if store.kind != drafting.kind:
             raise ValueError(
-                f"NgramProposer: {method}: store: expected kind={drafting.kind!r}, got "
-                f"kind={store.kind!r}"
+                f"{prefix}: store: expected kind={drafting.kind!r}, got kind={store.kind!r}"
+            )
+        if prompt_scopes is not None and index and store.num_slots < 2 * index.num_slots:
+            raise ValueError(
+                f"{prefix}: prompt_scopes: expected a store with at least {2 * index.num_slots} "
+                f"slots, two for each slot of the index, got {store.num_slots}"
             )
 
     def _keep_index(self, drafting: Drafting, rows: int) -> None:
-        """Keeps the index, after the operator, so that a rejected call creates no index. ``rows``
-        is the number of rows that the call uses as slots; 0 if it passed rows or slots."""
+        """Keeps the index. Called after the operator, so that a rejected call creates no index.
+        ``rows``: number of rows that the call uses as slots; 0 if it passed rows or slots."""
         index = drafting.index
         if index is None:
             return
@@ -345,6 +346,28 @@ class NgramProposer:
             )
 
 
+def _check_scopes(prefix: str, scopes: Any, size: int, kind: str) -> None:
+    """Raises ValueError unless ``scopes`` has one integer per request, in host memory."""
+    is_numpy = kind == "numpy"
+    if not (isinstance(scopes, np.ndarray) if is_numpy else is_tensor(scopes)):
+        raise ValueError(
+            f"{prefix}: expected a {'numpy array' if is_numpy else 'torch.Tensor'}, got "
+            f"{type(scopes).__name__}"
+        )
+    dtype = str(scopes.dtype).rpartition(".")[2]
+    if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
+        raise ValueError(
+            f"{prefix}: expected int32 or int64 [{size}], got {dtype} {list(scopes.shape)}"
+        )
+    device = "cpu" if is_numpy else scopes.device.type
+    is_contiguous = scopes.flags.c_contiguous if is_numpy else scopes.is_contiguous()
+    if device != "cpu" or not is_contiguous:
+        raise ValueError(
+            f"{prefix}: expected contiguous memory on cpu, got "
+            f"{'contiguous' if is_contiguous else 'strided'} memory on {device}"
+        )
+
+
 def _get_state_tensors(drafting: Drafting) -> dict[str, Any]:
     """Returns the tensors of index and store, whose kind all other arguments must have."""
     states = {"index": drafting.index, "store": drafting.store}
@@ -352,7 +375,7 @@ def _get_state_tensors(drafting: Drafting) -> dict[str, Any]:
 
 
 def _check_kinds(op: str, drafting: Drafting, **arguments: Any) -> None:
-    """Raises an error of one line if arrays and tensors are mixed; torch's has many lines."""
+    """Raises an error of one line if arrays and tensors are mixed; torch's error has many."""
     operators_for(op, **arguments, **_get_state_tensors(drafting))
 
 

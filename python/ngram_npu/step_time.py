@@ -60,7 +60,7 @@ class VerificationCost:
         tables = {size: self.tables[size] for size in batch_sizes}
         return replace(self, tables=tables)
 
-    def compute_seconds(self, batch: int, verified: FloatArray) -> FloatArray:
+    def compute_times(self, batch: int, verified: FloatArray) -> FloatArray:
         """Returns the times of steps of `batch` requests that verify `verified` tokens in total."""
         tokens, times = (np.asarray(column, np.float64) for column in self.tables[batch])
         interpolated = np.interp(verified, tokens, times)
@@ -69,13 +69,13 @@ class VerificationCost:
         return seconds
 
     def make_relative_times(self, lengths: Sequence[int]) -> Callable[[int], dict[int, float]]:
-        """Returns a function that maps a batch size to the time of a step with each draft length,
-        relative to a step without drafts. It uses the step times of the nearest batch size that has
-        step times."""
+        """Returns a function that maps a batch size to the time of a step with each of the draft
+        lengths, relative to a step without drafts. `lengths` must begin with 0. The function uses
+        the step times of the nearest batch size that has step times."""
 
         def find_relative_times(batch: int) -> dict[int, float]:
             nearest = min(self.tables, key=lambda size: abs(math.log(size / batch)))
-            times = self.compute_seconds(nearest, nearest * (1 + np.asarray(lengths, np.float64)))
+            times = self.compute_times(nearest, nearest * (1 + np.asarray(lengths, np.float64)))
             return dict(zip(lengths, (times / times[0]).tolist(), strict=True))
 
         return find_relative_times
@@ -84,12 +84,12 @@ class VerificationCost:
         """Returns the time to verify one more token of each request, as a share of a step without
         drafts (0 to 1, the mean over `k` tokens), and the batch size with this cost.
 
-        This is the largest batch size with step times up to `max_batch`, or the smallest batch size
-        with step times. A token costs most at the largest batch size, so drafts that reduce the
-        time per token at this batch size also do so at smaller batch sizes.
+        The batch size is the largest one that has step times and is at most `max_batch`, otherwise
+        the smallest one that has step times. A token costs most at the largest batch size, so
+        drafts that reduce the time per token there also do so at smaller batch sizes.
         """
         batch = max((size for size in self.tables if size <= max_batch), default=min(self.tables))
-        without_drafts, with_drafts = self.compute_seconds(batch, batch * np.array([1.0, 1.0 + k]))
+        without_drafts, with_drafts = self.compute_times(batch, batch * np.array([1.0, 1.0 + k]))
         return min(1.0, max(0.0, float(with_drafts / without_drafts - 1) / k)), batch
 
     def compute_speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
@@ -109,14 +109,14 @@ class VerificationCost:
         """
         counts = np.asarray(counts, np.float64)
         steps = counts.sum(axis=1)
-        drafted = counts / np.maximum(steps, 1)[:, None]
+        distribution = counts / np.maximum(steps, 1)[:, None]
         size = batch * (counts.shape[1] - 1) + 1
-        if batch > 1:
-            spectrum = np.fft.rfft(drafted, size, axis=1) ** batch
-            drafted = np.maximum(0, np.fft.irfft(spectrum, size, axis=1))
-        times = self.compute_seconds(batch, batch + np.arange(size, dtype=np.float64))
+        if batch > 1:  # the sum of `batch` independent requests: a convolution by FFT
+            transform = np.fft.rfft(distribution, size, axis=1) ** batch
+            distribution = np.maximum(0, np.fft.irfft(transform, size, axis=1))
+        times = self.compute_times(batch, batch + np.arange(size, dtype=np.float64))
         per_step = np.asarray(tokens, np.float64) / np.maximum(steps, 1)
-        mean_time = drafted @ times + self.synchronous * times[0]
+        mean_time = distribution @ times + self.synchronous * times[0]
         speedup: FloatArray = per_step * times[0] / np.where(steps > 0, mean_time, 1)
         return np.where(steps > 0, speedup, 1.0)
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
@@ -169,7 +170,7 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _select_paths(arguments: argparse.Namespace) -> list[Path]:
+def _select_paths(arguments: argparse.Namespace) -> list[str]:
     """Returns the paths of the input; no path with `--demo`. If there is neither a path nor
     `--demo`, returns stdin if it is a pipe or a file.
 
@@ -178,7 +179,7 @@ def _select_paths(arguments: argparse.Namespace) -> list[Path]:
     """
     from ngram_npu.errors import InputError
 
-    paths: list[Path] = arguments.paths
+    paths: list[str] = arguments.paths
     if arguments.demo and paths:
         raise InputError(f"--demo: expected no PATH with it, got {paths[0]}")
     if paths or arguments.demo:
@@ -186,7 +187,7 @@ def _select_paths(arguments: argparse.Namespace) -> list[Path]:
     with suppress(OSError, ValueError, AttributeError):  # closed, or not a real file
         mode = os.fstat(sys.stdin.fileno()).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
-            return [Path("-")]
+            return ["-"]
     raise InputError(
         "PATH: expected a file or a folder of conversations, or a pipe on stdin; try --demo to see "
         "how the command works"
@@ -271,22 +272,27 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
 
 
 def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
+    from ngram_npu.errors import import_optional
+
+    from ngram_npu_cli.report import count_usable_cores
     from ngram_npu_cli.tune import CANDIDATES, format_report, tune
     from ngram_npu_cli.tune.candidates import parse_candidate
-    from ngram_npu_cli.tune.html import check_html, save_html
+    from ngram_npu_cli.tune.html import save_html
 
     if arguments.html is not None:
-        check_html()
+        import_optional("matplotlib.figure", "--html", "html")
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.select_batch_sizes(arguments.batch_size)
     against = None if arguments.against is None else parse_candidate(arguments.against)
+    tune_options = make_options(options.TuneOptions, arguments)
+    tune_options = replace(tune_options, jobs=tune_options.jobs or count_usable_cores())
     return _print_report(
         arguments,
         lambda progress: tune(
             _select_paths(arguments),
             cost,
-            make_options(options.TuneOptions, arguments),
+            tune_options,
             candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
             against=against,
             progress=progress,

@@ -136,12 +136,13 @@ class LogCommandOptions:
 
     Attributes:
         paths: a file of conversations or a log (.jsonl, .json, .log, also .gz), a folder of them,
-            or - for stdin, which is the default if it is a pipe
+            either also as a URL such as s3://bucket/logs, or - for stdin, which is the default if
+            it is a pipe
         demo: use sources of Python's standard library as input, to see how it works
         json: write the result as JSON; - for stdout (the text then goes to stderr)
     """
 
-    paths: Any = option((), "paths", nargs="*", metavar="PATH", type=Path)
+    paths: Any = option((), "paths", nargs="*", metavar="PATH")
     demo: bool = option(False)
     json: str | None = option(group="output", metavar="FILE")
 
@@ -161,6 +162,9 @@ class ReadingOptions:
         chat_template: auto: the template in the tokenizer's folder, or the default template if it
             has none; default: always the default template; none: use texts without a template
             (default: auto)
+        jobs: number of processes that parse and tokenize the input (default: 1)
+        shard: read only share I of N of the files, such as 1/4: consecutive files of the list of
+            all files (default: all files)
     """
 
     limit: int | None = option(group="input")
@@ -168,6 +172,8 @@ class ReadingOptions:
     strict: bool = option(False, group="input")
     tokenizer: str | None = option(group="input", metavar="NAME|FOLDER")
     chat_template: Literal["auto", "default", "none"] = option("auto", group="input")
+    jobs: int | None = option(group="input")
+    shard: str | None = option(group="input", metavar="I/N")
 
 
 CONFIG_FIELDS = (
@@ -272,7 +278,7 @@ class TuneOptions(ReadingOptions):
 
     Attributes:
         sample: replay a sample of at most this many million characters; 0: replay all (default: 10)
-        jobs: number of processes (default: one per core)
+        jobs: number of processes that parse the input and replay settings (default: one per core)
         runner: where vLLM drafts: on its GPU (ngram_gpu), on the host (custom_class), or on the
             host with vLLM-Ascend (ngram); this determines what is verified (default: gpu and host,
             one recommendation each)
@@ -283,7 +289,6 @@ class TuneOptions(ReadingOptions):
     """
 
     sample: int | None = option(SAMPLE_SIZE, group="search", type=parse_sample, metavar="MB")
-    jobs: int | None = option(group="search")
     runner: Literal["gpu", "host", "ascend"] | None = option(group="search")
     synchronous: float | None = option(group="search", type=parse_share, metavar="SHARE")
     store: bool = option(False, group="search")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ngram_npu._C as _C
+from ngram_npu.doctor import find_version
 from ngram_npu.errors import escape_unprintable
 
 BYTES_WARNING = (
@@ -82,18 +82,10 @@ def find_versions() -> dict[str, str | None]:
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
-        "numpy": find_package_version("numpy"),
+        "numpy": find_version("numpy"),
         "torch": None if torch is None else str(torch.__version__),
         "ngram_npu": _C.__version__,
     }
-
-
-def find_package_version(name: str) -> str | None:
-    """Returns the installed version of a distribution, or None."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def count_usable_cores() -> int:

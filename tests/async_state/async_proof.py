@@ -29,17 +29,18 @@ NUM_SCENARIOS = 10_000
 _MAX_ATTEMPTS = 200
 
 
-def make_scenario(number: int) -> Scenario:
-    return Scenario(random.Random(FIRST_SEED + number), DEVICES[number % len(DEVICES)])
+def make_scenario(number: int, has_all_options: bool = False) -> Scenario:
+    rng = random.Random(FIRST_SEED + number)
+    return Scenario(rng, DEVICES[number % len(DEVICES)], has_all_options=has_all_options)
 
 
-def run_scenarios(count: int, first: int = 0) -> dict[str, Any]:
+def run_scenarios(count: int, first: int = 0, has_all_options: bool = False) -> dict[str, Any]:
     """Runs the `count` scenarios from number `first` on. The result lists failures by number."""
     start = time.perf_counter()
     totals: Counter[str] = Counter()
     failures = {}
     for number in range(first, first + count):
-        scenario = make_scenario(number)
+        scenario = make_scenario(number, has_all_options)
         try:
             engine = run_scenario(scenario)
         except Exception as error:
@@ -64,6 +65,9 @@ def _count_events(engine: Engine) -> Counter[str]:
             **engine.event_counts,
             "steps": engine.steps,
             "requests": len(requests),
+            "steps with graphs": engine.steps * engine.scenario.uses_graphs,
+            "steps with M-RoPE": engine.steps * (engine.scenario.position_dims > 1),
+            "steps with two stages": engine.steps * (engine.scenario.num_stages > 1),
             "tokens": sum(len(r.tokens) - len(r.prompt) for r in requests),
             "readmissions": sum(r.num_admissions - 1 for r in requests),
         }

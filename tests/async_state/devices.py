@@ -20,6 +20,9 @@ from ngram_npu import _C, NgramConfig
 from ngram_npu.async_state import AsyncSpecState, CpuDevice
 from ngram_npu.index import NgramIndex, make_index
 
+Launch = tuple[Any, Callable[[], object]]
+"""The signature of an operator and its arguments, and the work on the device."""
+
 UNDEFINED_VALUE = -559038737
 POLICIES = ("eager", "lazy", "main first", "side first", "random")
 """Which queued work runs after each call of the host: all, none, one stream's, or random work."""
@@ -32,6 +35,10 @@ class HostReadError(AssertionError):
     """The host read a value on the device."""
 
 
+class ChangedLaunchError(AssertionError):
+    """Work that a graph contains would now be launched with other arguments."""
+
+
 class ForbiddenWaitError(AssertionError):
     """The host waited for the device inside a block of LateDevice.forbid_waits()."""
 
@@ -39,7 +46,8 @@ class ForbiddenWaitError(AssertionError):
 class Event:
     """A point in a stream; it is set when the stream has run all earlier work."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, device: LateDevice, stream: str) -> None:
+        self.device = device
         self.stream = stream
         self.is_set = False
 
@@ -60,6 +68,8 @@ class LateDevice:
             "side": deque(),
         }
         self._waits_are_errors = False
+        self._captured: list[Launch] | None = None
+        self._graphs: dict[Any, list[Launch]] = {}
 
     # The methods that AsyncSpecState calls.
 
@@ -78,7 +88,7 @@ class LateDevice:
         return LateHostStream(self)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
-        assert isinstance(target, LateTensor) != isinstance(source, LateTensor)
+        assert isinstance(target, LateTensor) or isinstance(source, LateTensor)
         target_value, source_value = get_value(target), get_value(source)
         if not isinstance(target, LateTensor):
             # Until the host has waited for a download, the content of its target is undefined.
@@ -93,7 +103,7 @@ class LateDevice:
         self.launch(lambda: _scatter(*values))
 
     def record(self, stream: str) -> Event:
-        event = Event(stream)
+        event = Event(self, stream)
         self._queues[stream].append(event)
         self._run_by_policy()
         return event
@@ -110,9 +120,34 @@ class LateDevice:
 
     # The methods that tests call.
 
-    def launch(self, work: Callable[[], object], stream: str = "main") -> None:
+    def launch(
+        self, work: Callable[[], object], stream: str = "main", signature: Any = None
+    ) -> None:
+        """Enqueues work. The signature identifies an operator and its arguments."""
+        if self._captured is not None:
+            self._captured.append((signature, work))
+            return
         self._queues[stream].append(work)
         self._run_by_policy()
+
+    def replay(self, key: Any, work: Callable[[], object]) -> None:
+        """Launches what `work` launched in the first call with this key, like a device graph.
+
+        Raises:
+            ChangedLaunchError: `work` would now launch other operators, or use other addresses.
+        """
+        self._captured = []
+        try:
+            work()
+            captured = self._captured
+        finally:
+            self._captured = None
+        graph = self._graphs.setdefault(key, captured)
+        for (signature, _), (expected, _) in zip(captured, graph, strict=True):
+            if signature != expected:
+                raise ChangedLaunchError(f"expected {expected}, got {signature}")
+        for _, launch in graph:
+            self.launch(launch)
 
     def drain(self) -> None:
         for stream in self._queues:
@@ -133,7 +168,7 @@ class LateDevice:
         while not event.is_set:
             head = self._queues[event.stream][0]
             if isinstance(head, _Wait) and not head.event.is_set:
-                self._run_until(head.event)
+                head.event.device._run_until(head.event)
             self._run_first_item(event.stream)
 
     def _run_first_item(self, stream: str) -> bool:
@@ -230,6 +265,8 @@ class LateTensor(torch.Tensor):
             values = (*arguments, *(keywords or {}).values())
             owner = next(value.owner for value in values if isinstance(value, LateTensor))
             return _launch_operator(owner, name, function, arguments, keywords or {})
+        if function is torch.ops.aten.add.out:
+            return _launch_add(function, arguments, **(keywords or {}))
         if name in _COPIES:
             return _launch_torch_operator(function, arguments, keywords or {})
         if name in _ALIASES:
@@ -261,6 +298,14 @@ def get_value(value: Any) -> Any:
     return value.inner if isinstance(value, LateTensor) else value
 
 
+def _launch_add(function: Any, arguments: tuple[Any, ...], out: LateTensor) -> LateTensor:
+    """Launches ``torch.add(*arguments, out=out)``."""
+    values, target = [*map(get_value, arguments)], get_value(out)
+    addresses = [*map(_get_address, (*arguments, out))]
+    out.owner.launch(lambda: function(*values, out=target), signature=("add", addresses))
+    return out
+
+
 def _launch_torch_operator(function: Any, arguments: tuple[Any, ...], keywords: Any) -> LateTensor:
     """Launches one of torch's own operators."""
     first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
@@ -268,6 +313,12 @@ def _launch_torch_operator(function: Any, arguments: tuple[Any, ...], keywords: 
     result = torch.zeros_like(function(*values, **keywords))
     first.owner.launch(lambda: result.copy_(function(*values, **keywords)))
     return LateTensor(result, first.owner)
+
+
+def _get_address(value: Any) -> Any:
+    if not isinstance(value, LateTensor):
+        return value
+    return value.inner.data_ptr(), value.shape, value.stride(), value.dtype
 
 
 def _get_signature(value: Any) -> Any:
@@ -316,7 +367,8 @@ def _launch_operator(
         for result, value in zip(results, function(*positional, **named) or (), strict=True):
             result.copy_(value)
 
-    owner.launch(run_operator)
+    addresses = [*map(_get_address, (*arguments, *keywords.values()))]
+    owner.launch(run_operator, signature=(name, addresses))
     return tuple(LateTensor(result, owner) for result in results) or None
 
 
@@ -326,6 +378,9 @@ class PlainDevice(CpuDevice):
     launches: tuple[str, ...] = ()
 
     def launch(self, work: Any, stream: str = "main") -> None:
+        work()
+
+    def replay(self, key: Any, work: Any) -> None:
         work()
 
     def drain(self) -> None:

@@ -4,7 +4,7 @@ host state with the device."""
 from __future__ import annotations
 
 import copy
-import functools
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -13,7 +13,8 @@ from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
 
 from async_state.devices import DeviceError, get_value
 from async_state.scenario import Request, Scenario
-from async_state.simulated_model import LaunchedStep, SimulatedModel
+from async_state.simulated_model import LaunchedStep
+from async_state.stages import Stage
 
 Scheduled = tuple[Request, int, int]
 """A request, its number of tokens in the step, and how many of these are drafts."""
@@ -28,8 +29,12 @@ class Engine:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = scenario.rng
-        self.state, self.device, self.failure_countdown = scenario.make_state()
-        self.model = SimulatedModel(scenario, self.state, self.device)
+        self._invalid_requests: set[tuple[int, int]] = set()
+        self.stages = [
+            Stage(scenario, number, self._invalid_requests) for number in range(scenario.num_stages)
+        ]
+        # The scheduler uses the state of the last stage, which samples.
+        self.state, self.device = self.stages[-1].state, self.stages[-1].device
         self.waiting = list(scenario.requests)
         self.running: list[Request] = []
         self.removed_rows: list[int] = []
@@ -86,14 +91,16 @@ class Engine:
         if self.scenario.dense_rows:
             scheduled.sort(key=lambda entry: entry[0].row)
         if rng.random() < self.scenario.failure_probability:
-            self.failure_countdown.calls_left = rng.randint(1, 20)  # this call of the device fails
+            countdown = self.stages[self.steps % len(self.stages)].failure_countdown
+            countdown.calls_left = rng.randint(1, 20)  # this call of the device fails
         try:
             self._launch_step(scheduled, admitted, moves, new_blocks)
         except DeviceError:
-            self._rebuild_state()
-        self.failure_countdown.calls_left = 0
+            self._rebuild_states()
+        for stage in self.stages:
+            stage.failure_countdown.calls_left = 0
 
-    def _rebuild_state(self) -> None:
+    def _rebuild_states(self) -> None:
         for request in [r for r in self.running if r.is_finished]:
             self._remove_request(request)
         self.steps_in_flight, self.last_step, self.removed_rows = [], None, []
@@ -101,9 +108,10 @@ class Engine:
             request.upper_computed = request.exact_computed
             request.upper_length = len(request.tokens)
             request.position, request.is_invalid = -1, False
-        self.state.rebuild([_make_admission(request) for request in self.running])
-        self.model.invalid_requests.clear()
-        self.model.acceptance.clear()
+        for stage in self.stages:
+            stage.state.rebuild([_make_admission(request) for request in self.running])
+            stage.model.acceptance.clear()
+        self._invalid_requests.clear()
         self.event_counts["rebuilt"] += 1
         self._check_upper_bounds()
         if self.rng.random() < 0.3:
@@ -255,10 +263,10 @@ class Engine:
             previous_positions=previous_positions,
         )
         batch_copy = copy.deepcopy(batch)
-        with self.device.forbid_waits():
-            inputs = self.state.begin_step(batch)
+        all_inputs = [stage.begin_step(batch) for stage in self.stages]
         _assert_unchanged(batch, batch_copy)
         _overwrite_arrays(batch)
+        inputs = all_inputs[-1]
         ends = np.cumsum(step.num_scheduled)
         assert inputs.draft_spans[:, 1].tolist() == ends.tolist()
         assert inputs.draft_spans[:, 0].tolist() == (ends - step.num_drafts).tolist()
@@ -267,15 +275,13 @@ class Engine:
         assert inputs.draft_indices.tolist() == [i for a, b in spans for i in range(a, b)]
         positions = [i for i, n in enumerate(step.num_scheduled) for _ in range(n)]
         assert inputs.request_indices.tolist() == positions
-        sampled_tensor = self.model.make_sampled_tensor(len(requests))
-        self.model.launch_forward(inputs, sampled_tensor, step)
-        with self.device.forbid_waits():
-            if self.scenario.neural:
-                drafter = functools.partial(self.model.launch_neural_drafts, inputs, step)
-                self.state.end_step(sampled_tensor, drafter)
-            else:
-                outputs = self.state.end_step(sampled_tensor)
-                self.model.launch_drafter_batch_check(inputs, outputs, step)
+        *other_stages, last_stage = zip(self.stages, all_inputs, strict=True)
+        for stage, stage_inputs in other_stages:
+            stage.model.launch_forward(stage_inputs, None, step)
+            last_stage[0].device.wait("main", stage.device.record("main"))
+        messages = last_stage[0].sample(inputs, step)
+        for stage, stage_inputs in other_stages:
+            stage.receive(stage_inputs, messages, step)
         # The host does not know the exact counts until the step is reconciled.
         assert self.state.num_computed_tokens is None
         for request in self.running:
@@ -349,7 +355,9 @@ class Engine:
 
     def _reconcile_step(self) -> None:
         step = self.steps_in_flight.pop(0)
-        result = self.state.reconcile()
+        *other_results, result = [stage.state.reconcile() for stage in self.stages]
+        for other in other_results:
+            _assert_equal_results(other, result)
         for i, request in enumerate(step.requests):
             self._apply(result, i, request, step)
         if self.state.is_exact or self.rng.random() < 0.1:
@@ -421,25 +429,39 @@ class Engine:
         computed, tokens = self.state.num_computed_tokens, self.state.num_tokens
         if computed is None or tokens is None:
             return
-        self.device.drain()
-        indexed_rows: dict[int, Any] = {}
+        for stage in self.stages:
+            stage.device.drain()
+            self._check_stage(stage, computed, tokens)
+
+    def _check_stage(self, stage: Stage, computed: Any, tokens: Any) -> None:
+        state, indexed_rows = stage.state, {}
         for request in self.running:
             is_removed = request.row in self.removed_rows
             if request.num_admissions == 0 or is_removed or request.is_invalid:
                 continue
             assert computed[request.row] == request.upper_computed
-            known_tokens = self.state.known_token_ids(request.row)
+            known_tokens = state.known_token_ids(request.row)
             assert known_tokens is not None
             assert len(known_tokens) == tokens[request.row] == request.upper_length
-            slot = self.state._host_state.slot_of[request.row]
-            assert get_value(self.state.num_tokens_on_device)[slot] == request.upper_length
-            row = get_value(self.state.token_ids)[slot, : request.upper_length]
+            slot = state._host_state.slot_of[request.row]
+            assert get_value(state.num_tokens_on_device)[slot] == request.upper_length
+            row = get_value(state.token_ids)[slot, : request.upper_length]
             assert row.tolist() == known_tokens.tolist()
             if not request.is_finished:
                 assert known_tokens.tolist() == request.tokens
             indexed_rows[int(slot)] = known_tokens
-        if self.state.index is not None and self.rng.random() < 0.1:
-            self.state.index.check_integrity(indexed_rows)
+        if state.index is not None and self.rng.random() < 0.1:
+            state.index.check_integrity(indexed_rows)
+
+
+def _assert_equal_results(result: Reconciled, expected: Reconciled) -> None:
+    """Stages that receive their drafts do not know the drafts' source. After a failure in one
+    stage, the numbers of steps may differ, also in the reasons of faults."""
+    assert result.faults.keys() == expected.faults.keys()
+    for field in dataclasses.fields(Reconciled):
+        if field.name not in ("draft_source", "step", "faults"):
+            value, expected_value = (getattr(r, field.name) for r in (result, expected))
+            assert np.array_equal(value, expected_value), field.name
 
 
 def _shuffle_copy(rng: Any, values: list[Any]) -> list[Any]:
@@ -451,7 +473,14 @@ def _shuffle_copy(rng: Any, values: list[Any]) -> list[Any]:
 def _make_admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
     tokens = np.array(request.tokens, np.int32)
-    return Admission(request.row, tokens, blocks, request.upper_computed)
+    return Admission(
+        request.row,
+        tokens,
+        blocks,
+        request.upper_computed,
+        rope_positions=None if request.rope.prompt is None else np.array(request.rope.prompt),
+        rope_delta=request.rope.delta,
+    )
 
 
 def _to_int32(values: Any) -> np.ndarray[Any, Any]:
@@ -467,6 +496,7 @@ def _collect_arrays(batch: Batch) -> list[Any]:
         batch.removed,
         batch.moves,
         *(a.token_ids for a in admissions),
+        *(a.rope_positions for a in admissions if a.rope_positions is not None),
         *(blocks for a in admissions for blocks in a.block_ids),
         *(array for g in batch.new_blocks for array in (g.rows, g.block_ids)),
     ]

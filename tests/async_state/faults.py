@@ -10,11 +10,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.async_state.device import Download
 from ngram_npu.async_state.device_state import DeviceState
 from ngram_npu.async_state.host_state import HostState
+from ngram_npu.async_state.rope import RopeOffsets
 from ngram_npu.async_state.upload import PackedUpload
+
+from async_state.stages import Message
 
 Fault = Callable[[], Any]
 """A function that returns a context manager. The fault exists within its block."""
@@ -114,12 +118,23 @@ def _share_staging_buffer(state: AsyncSpecState) -> None:
         upload._staging[1] = upload._staging[0]
 
 
-def _keep_old_drafts(original: Any, self: DeviceState, *arguments: Any) -> Any:
-    old_drafts = self._draft_token_ids
-    outputs = original(self, *arguments)
-    if old_drafts.shape == self._draft_token_ids.shape:
-        self._draft_token_ids = old_drafts
-    return outputs
+def _use_new_address(original: Any, self: DeviceState, outputs: Any) -> Any:
+    self._draft_token_ids = self._device.tensor(self._draft_token_ids.shape, torch.int32)
+    return original(self, outputs)
+
+
+def _receive_previous_step(original: Any, self: Message, device: Any) -> Any:
+    messages = vars(device).setdefault("received_messages", {})
+    previous = messages.get((self.shape, self.dtype), self)
+    messages[self.shape, self.dtype] = self
+    return original(previous, device)
+
+
+def _shift_rope(original: Any, self: RopeOffsets, step: Any) -> Any:
+    offsets = original(self, step)
+    has_drafts = (step.num_scheduled_drafts > 0).repeat(step.num_scheduled_tokens)
+    self._buffer[:, : step.num_step_tokens] += has_drafts
+    return offsets
 
 
 def _ignore_generations(
@@ -129,8 +144,8 @@ def _ignore_generations(
         return original(self, replace(step, generation=0 * step.generation), counts, sampled)
 
 
-def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
-    inputs = original(self, batch)
+def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any, **options: Any) -> Any:
+    inputs = original(self, batch, **options)
     batch.num_scheduled_drafts[:] = 0
     return inputs
 
@@ -138,10 +153,10 @@ def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
 # Waits of the host.
 
 
-def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any) -> Any:
+def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any, **options: Any) -> Any:
     if self._last_step is not None:
         self._count_downloads[self._last_step.number % 2].finish()
-    return original(self, batch)
+    return original(self, batch, **options)
 
 
 def _read_in_end_step(original: Any, self: AsyncSpecState, sampled: Any, *draft: Any) -> Any:
@@ -164,7 +179,12 @@ FAULTS: dict[str, Fault] = {
     "counts of two steps share a buffer": _share_downloads("_count_downloads", 1),
     "drafts of three steps share two buffers": _share_downloads("_draft_downloads", 2),
     "uploads of two steps share a staging buffer": _change_init(_share_staging_buffer),
-    "drafts of the step before": patch_call(DeviceState, "propose", _keep_old_drafts),
+    "drafts of the step before": lambda: mock.patch.object(
+        DeviceState, "store_drafts", lambda self, outputs: outputs
+    ),
+    "a pipeline stage is one step late": patch_call(Message, "receive", _receive_previous_step),
+    "rotary positions drift by one": patch_call(RopeOffsets, "collect", _shift_rope),
+    "drafts at a new address": patch_call(DeviceState, "store_drafts", _use_new_address),
     "results of the slot's previous request": patch_call(
         HostState, "reconcile", _ignore_generations
     ),

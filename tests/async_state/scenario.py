@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from ngram_npu import NgramConfig
-from ngram_npu.async_state import AsyncConfig, AsyncSpecState, KVGroup, MergeConfig
+from ngram_npu.async_state import AsyncConfig, KVGroup, MergeConfig
 
-from async_state.devices import POLICIES, Countdown, LateDevice, PlainDevice
+from async_state.devices import POLICIES, LateDevice, PlainDevice
 
 DEVICES = ("cpu", *POLICIES)
 DRAFTING_MODES = ("padded", "trimmed", "any")
@@ -24,8 +24,11 @@ WRONG_TOKEN = VOCAB_SIZE
 _MASK = (1 << 64) - 1
 
 
-def _mix_kv_value(token: int, position: int, context: int, group: int) -> int:
-    mixed = (token * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + group) & _MASK
+def _mix_kv_value(token: int, positions: Sequence[int], context: int, group: int) -> int:
+    mixed = 0
+    for position in positions:
+        mixed = mixed * 0xA0761D6478BD642F + position * 0xC2B2AE3D27D4EB4F
+    mixed = (token * 0x9E3779B97F4A7C15 + mixed + group) & _MASK
     mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 + context * 0x94D049BB133111EB) & _MASK
     return mixed ^ (mixed >> 32)
 
@@ -35,36 +38,67 @@ def _compute_weight(position: int) -> int:
 
 
 @dataclass
+class Rope:
+    """The rotary positions of a request, in each of D dimensions."""
+
+    dims: int
+    prompt: Any = None
+    """[D,L], the positions of the first L tokens, if any."""
+    delta: int = 0
+    """Position minus index of all later tokens."""
+
+    def get_positions(self, index: int) -> list[int]:
+        if self.prompt is not None and index < self.prompt.shape[1]:
+            return [int(position) for position in self.prompt[:, index]]
+        return [index + self.delta] * self.dims
+
+
+@dataclass
 class Target:
-    """The target model, with a KV cache of `num_slots[g]` slots for each KV group g.
+    """The target model, with a KV cache of `num_slots[g]` slots for each KV group g in each stage
+    of the pipeline. A stage reads the hash of the stage before it instead of the token.
 
     Its next token depends on every token, position and KV slot of the context. The value stored for
-    a token mixes the token, its position and the hash of all earlier tokens. The hash at a token is
-    the sum of the values read through the block table. The model knows the hashes of all correct
-    contexts and predicts WRONG_TOKEN for any other, so every error gives a wrong token at once.
+    a token mixes the token, its rotary positions and the hash of all earlier tokens. The hash at a
+    token is the sum of the values read through the block table. The model knows the hashes of all
+    correct contexts and predicts WRONG_TOKEN for any other, so every error gives a wrong token at
+    once.
     """
 
     num_slots: Sequence[int]
     seed: int
+    num_stages: int = 1
     next_token: dict[int, int] = field(default_factory=dict)
-    kv: list[list[int]] = field(init=False)
+    kv: list[list[list[int]]] = field(init=False)
+    """[stage][group][slot]"""
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
-        self.kv = [[rng.getrandbits(64) for _ in range(count)] for count in self.num_slots]
+        self.kv = [
+            [[rng.getrandbits(64) for _ in range(count)] for count in self.num_slots]
+            for _ in range(self.num_stages)
+        ]
 
     def decode(
-        self, prompt: Sequence[int], length: int, period: int, repeat_probability: float
+        self,
+        prompt: Sequence[int],
+        rope: Rope,
+        length: int,
+        period: int,
+        repeat_probability: float,
     ) -> list[int]:
         """Decodes one request greedily, one token at a time, and records its contexts. Returns the
         expected text of the request, in which some tokens equal those `period` positions before."""
         tokens = list(prompt)
-        context = 0
+        contexts = [0] * self.num_stages
         for position in range(length):
-            earlier_context = context
-            for group in range(len(self.num_slots)):
-                value = _mix_kv_value(tokens[position], position, earlier_context, group)
-                context = (context + value * _compute_weight(position)) & _MASK
+            context, positions = tokens[position], rope.get_positions(position)
+            for stage, earlier_context in enumerate(contexts):
+                token, context = context, earlier_context
+                for group in range(len(self.num_slots)):
+                    value = _mix_kv_value(token, positions, earlier_context, group)
+                    context = (context + value * _compute_weight(position)) & _MASK
+                contexts[stage] = context
             if position < len(tokens) - 1:
                 # Inside the prompt, the prediction is not used, but must be deterministic.
                 self.next_token.setdefault(context, context % VOCAB_SIZE)
@@ -74,14 +108,16 @@ class Target:
             tokens.append(self.next_token.setdefault(context, token))
         return tokens[:length]
 
-    def store(self, group: int, slot: int, token: int, position: int, context: int) -> None:
-        self.kv[group][slot] = _mix_kv_value(token, position, context, group)
+    def store(
+        self, stage: int, group: int, slot: int, token: int, positions: Sequence[int], context: int
+    ) -> None:
+        self.kv[stage][group][slot] = _mix_kv_value(token, positions, context, group)
 
-    def attend(self, slots: Sequence[Sequence[int]], context: int, first: int) -> int:
+    def attend(self, stage: int, slots: Sequence[Sequence[int]], context: int, first: int) -> int:
         """Returns the hash of `context` with more tokens: those whose values are in `slots[g]` for
         each KV group g, the first of them at position `first`."""
         for group, group_slots in enumerate(slots):
-            kv = self.kv[group]
+            kv = self.kv[stage][group]
             for position, slot in enumerate(group_slots, first):
                 value = kv[slot] if 0 <= slot < len(kv) else slot
                 context = (context + value * _compute_weight(position)) & _MASK
@@ -97,6 +133,7 @@ class Request:
 
     uid: int
     prompt: list[int]
+    rope: Rope
     decoded_tokens: list[int]
     """Prompt and output of plain decoding, up to the capacity of a row."""
     expected_tokens: list[int]
@@ -132,8 +169,17 @@ class Scenario:
     """The random choices of a run."""
 
     def __init__(
-        self, rng: random.Random, device: str | None = None, draft_on: Any = "auto"
+        self,
+        rng: random.Random,
+        device: str | None = None,
+        draft_on: Any = "auto",
+        has_all_options: bool = False,
     ) -> None:
+        """
+        Args:
+            has_all_options: whether device graphs, M-RoPE and two pipeline stages are combined;
+                otherwise, each is used in half of the scenarios.
+        """
         self.rng = rng
         pick = rng.choice
         self.device_name = device or pick(DEVICES)
@@ -160,20 +206,34 @@ class Scenario:
         self.engine = pick(("scan", "index"))
         self.ladder = self.engine == "index" and pick((False, False, True))
         self.max_chunk = rng.randint(1, self.step_tokens)
-        self.target = Target(
-            [count * size for count, size in zip(self.num_blocks, self.block_sizes, strict=True)],
-            rng.getrandbits(32),
-        )
-        # A separate generator, so that the other choices do not depend on the neural drafter.
-        self.neural_rng = random.Random(self.target.seed)
+        num_slots = zip(self.num_blocks, self.block_sizes, strict=True)
+        seed = rng.getrandbits(32)
+        # Separate generators, so that the other choices do not depend on the options.
+        self._draw_options(random.Random(seed + 1), has_all_options)
+        self.target = Target([count * size for count, size in num_slots], seed, self.num_stages)
+        self.neural_rng = random.Random(seed)
         self.neural = self.neural_rng.random() < 0.4
         self.neural_width = self.neural_rng.randint(1, self.k)
         self.neural_has_counts, self.neural_has_costs, extend = (
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
+        self.sends_drafts |= self.neural
         self.neural_accuracy = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
         self.requests = list(self._draw_requests())
         self.config = replace(self._draw_config(extend), draft_on=draft_on)
+
+    def _draw_options(self, rng: random.Random, has_all: bool) -> None:
+        self.uses_graphs = rng.random() < 0.5 or has_all
+        """Whether the corrections are replayed from a device graph."""
+        self.has_padded_graphs = rng.random() < 0.5
+        """Whether a graph contains the corrections of all rows, not only those of the batch."""
+        self.position_dims = 3 if rng.random() < 0.5 or has_all else 1
+        self.num_stages = 2 if rng.random() < 0.5 or has_all else 1
+        """Number of pipeline stages."""
+        self.sends_drafts = rng.random() < 0.5
+        """Whether the last stage sends its drafts. Otherwise all stages draft alike, unless there
+        is a neural drafter."""
+        self._stage_rng = rng
 
     def _draw_requests(self) -> Iterator[Request]:
         rng = self.rng
@@ -184,14 +244,24 @@ class Scenario:
                 prompt = prompt[: rng.randint(1, 6)]
             length = rng.randint(len(prompt) + 1, self.capacity)
             period = rng.randint(1, 4)
-            decoded = self.target.decode(prompt, self.capacity, period, repeat_probability)
+            rope = self._draw_rope(uid, len(prompt))
+            decoded = self.target.decode(prompt, rope, self.capacity, period, repeat_probability)
             expected = decoded[:length]
             stop = rng.choice((None, None, rng.randrange(VOCAB_SIZE)))
             for n in range(len(prompt), length):
                 if expected[n] == stop:
                     expected = expected[: n + 1]
                     break
-            yield Request(uid, prompt, decoded, expected, rng.choice((0, 0, rng.randint(0, 12))))
+            arrival_step = rng.choice((0, 0, rng.randint(0, 12)))
+            yield Request(uid, prompt, rope, decoded, expected, arrival_step)
+
+    def _draw_rope(self, uid: int, length: int) -> Rope:
+        """Returns the positions of a text, or of a prompt with images."""
+        rng = np.random.default_rng((self.target.seed, uid))
+        if self.position_dims == 1 or rng.random() < 0.3:
+            return Rope(self.position_dims)
+        shape = self.position_dims, rng.integers(1, length + 1)
+        return Rope(self.position_dims, rng.integers(0, 50, shape), int(rng.integers(-9, 10)))
 
     def _draw_sizes(self) -> dict[str, Any]:
         if self.ladder:
@@ -237,10 +307,13 @@ class Scenario:
             engine=self.engine,
             disable_padded_drafter_batch=self.unpadded,
             slot_dtype=self.rng.choice(("int32", "int64")),
+            position_dims=self.position_dims,
         )
 
-    def make_state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:
-        is_late = self.device_name != "cpu"
-        device = LateDevice(self.device_name, self.rng) if is_late else PlainDevice()
-        state = AsyncSpecState(self.config, runtime=device)
-        return state, device, Countdown(state)
+    def make_device(self, stage: int) -> LateDevice | PlainDevice:
+        """Returns the device of a pipeline stage. All but the last have a random policy."""
+        if self.device_name == "cpu":
+            return PlainDevice()
+        if stage == self.num_stages - 1:
+            return LateDevice(self.device_name, self.rng)
+        return LateDevice(self._stage_rng.choice(POLICIES), self._stage_rng)

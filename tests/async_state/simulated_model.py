@@ -37,8 +37,8 @@ class LaunchedStep:
     previous_step: LaunchedStep | None
     previous_positions: list[int]
     """Position in the previous step's batch if the request sampled there, otherwise -1."""
-    contexts: list[int] = field(default_factory=list)
-    """The hash of the context that ends at each token of the step."""
+    contexts: list[list[int]] = field(default_factory=list)
+    """The hash of the context that ends at each token of the step, by pipeline stage."""
     num_computed: list[int] = field(default_factory=list)
     num_sampled: list[int] = field(default_factory=list)
     is_invalid: list[bool] = field(default_factory=list)
@@ -63,17 +63,30 @@ def _pad_to_k(values: list[int], k: int, padding: int) -> Any:
 
 
 class SimulatedModel:
-    """Launches the model's work for a scenario. Batch positions are named i."""
+    """Launches the work of the model's part in a pipeline stage. Batch positions are named i."""
 
-    def __init__(self, scenario: Scenario, state: Any, device: Any) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        state: Any,
+        device: Any,
+        stage: int,
+        invalid_requests: set[tuple[int, int]],
+    ) -> None:
+        """
+        Args:
+            stage: the number of the pipeline stage.
+            invalid_requests: requests with an invalid sampler result, in all stages: id and number
+                of admissions. Until the next admission of such a request, only its slots are
+                checked.
+        """
         self.scenario = scenario
         self.target: Target = scenario.target
         self.state = state
         self.device = device
+        self.stage = stage
         self._sampled_tensor: torch.Tensor | None = None
-        self.invalid_requests: set[tuple[int, int]] = set()
-        """Requests with an invalid sampler result: id and number of admissions. Until the next
-        admission of such a request, only its slots are checked."""
+        self.invalid_requests = invalid_requests
         self.acceptance: dict[tuple[int, int], Any] = {}
         """By id and number of admissions: the [1,2] acceptance of merge_drafts_."""
 
@@ -86,8 +99,11 @@ class SimulatedModel:
             self._sampled_tensor = self.device.tensor(shape, torch.int32)
         return self._sampled_tensor[:batch]
 
-    def launch_forward(self, inputs: StepInputs, output: torch.Tensor, step: LaunchedStep) -> None:
-        """Launches the forward pass and the sampler, which writes to `output`."""
+    def launch_forward(
+        self, inputs: StepInputs, output: torch.Tensor | None, step: LaunchedStep
+    ) -> None:
+        """Launches the forward pass. In the last stage, also launches the sampler, which writes to
+        `output`."""
         batch = len(step.requests)
         if not batch:
             return
@@ -95,21 +111,29 @@ class SimulatedModel:
         tables = [get_value(table) for table in self.state.block_tables]
         names = ("input_ids", "positions", "query_start_loc", "seq_lens", "discard")
         values = {name: get_value(getattr(inputs, name)) for name in names}
+        rope_positions = inputs.rope_positions
+        if rope_positions is None:
+            rope = get_value(inputs.positions)[None]
+        else:
+            rope = get_value(rope_positions)
         slot_indices = get_value(inputs.slot_indices)
         mappings = [get_value(mapping) for mapping in inputs.slot_mappings]
         computed = get_value(inputs.num_computed_tokens)
         accepted = get_value(inputs.num_accepted_tokens)
-        sampled_value = get_value(output)
+        sampled_value, stage = get_value(output), self.stage
         scheduled_drafts = get_value(inputs.num_scheduled_drafts)
 
         def run_forward() -> None:
             ids = values["input_ids"][:num_tokens].tolist()
             positions = values["positions"][:num_tokens].tolist()
+            rotary = rope[:, :num_tokens].T.tolist()
             starts = values["query_start_loc"].tolist()
             lengths = values["seq_lens"].tolist()
             slots = [mapping.tolist() for mapping in mappings]
             step.num_computed = computed[:batch].tolist()
             keys = [self._make_key(step, i) for i in range(batch)]
+            step.contexts.append([])
+            assert len(step.contexts) == 1 + stage, "expected the results of the stage before"
             step.is_invalid = [key in self.invalid_requests for key in keys]
             assert starts[batch:] == [num_tokens] * (len(starts) - batch)
             assert not any(lengths[batch:])
@@ -129,15 +153,18 @@ class SimulatedModel:
                 ]
                 first = lengths[i] - (end - begin)
                 self._check_drafts(ids[end - step.num_drafts[i] : end], first + 1, step, i)
-                context = self.target.attend([s[:first] for s in kv_slots], 0, 0)
+                context = self.target.attend(stage, [s[:first] for s in kv_slots], 0, 0)
                 for n in range(begin, end):
                     position = first + n - begin
+                    token = step.contexts[stage - 1][n] if stage else ids[n]
                     for g, mapping in enumerate(slots):
                         if 0 <= mapping[n] < self.target.num_slots[g]:
-                            self.target.store(g, mapping[n], ids[n], positions[n], context)
+                            self.target.store(stage, g, mapping[n], token, rotary[n], context)
                     slots_of_token = [s[position : position + 1] for s in kv_slots]
-                    context = self.target.attend(slots_of_token, context, position)
-                    step.contexts.append(context)
+                    context = self.target.attend(stage, slots_of_token, context, position)
+                    step.contexts[stage].append(context)
+            if sampled_value is None:
+                return
             sampled_value.fill_(-1)
             for i in range(batch):
                 self._sample(sampled_value[i], ids, starts[i + 1], step, i)
@@ -154,7 +181,7 @@ class SimulatedModel:
         first = end - 1 - step.num_drafts[i]
         count = 0
         for n in range(first, end):
-            predicted = self.target.predict(step.contexts[n])
+            predicted = self.target.predict(step.contexts[-1][n])
             row[count] = predicted
             count += 1
             if n + 1 == end or ids[n + 1] != predicted:
@@ -331,6 +358,6 @@ class SimulatedModel:
                         assert lengths[i] == step.num_computed[i] + counts[i]
             for i, token in enumerate(next_token_ids.tolist()):
                 if not step.is_discarded[i] and not step.is_invalid[i]:
-                    assert self.target.predict(step.contexts[indices[i]]) == token
+                    assert self.target.predict(step.contexts[-1][indices[i]]) == token
 
         self.device.launch(check)

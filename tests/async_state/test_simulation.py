@@ -23,6 +23,11 @@ from async_state.faults import FAULTS
 NUM_QUICK = 100
 """Number of seeded scenarios in a quick run. These scenarios detect every fault."""
 _SLOW_STARTS = [pytest.param(first, marks=pytest.mark.slow) for first in (100, 200, 300)]
+NUM_COMBINED = 25
+COMBINED_STARTS = [
+    pytest.param(first, marks=[pytest.mark.slow] if first else [])
+    for first in range(0, 1000, NUM_COMBINED)
+]
 _DETECTING_SCENARIOS = {"rebuild does not empty the index": 25}
 """For faults that few scenarios detect: the first of these scenarios, to save time."""
 
@@ -45,6 +50,15 @@ def test_seeded_scenarios_are_lossless_and_cover_all_events(first: int) -> None:
     assert not result["failed"]
     assert [name for name in FREQUENT_EVENTS if result["totals"].get(name, 0) <= 50] == []
     assert [name for name in RARE_EVENTS if result["totals"].get(name, 0) == 0] == []
+
+
+@pytest.mark.parametrize("first", COMBINED_STARTS)
+def test_scenarios_with_graphs_mrope_and_two_stages_are_lossless(first: int) -> None:
+    result = run_scenarios(NUM_COMBINED, first, has_all_options=True)
+    assert not result["failed"]
+    totals = result["totals"]
+    for option in ("graphs", "M-RoPE", "two stages"):
+        assert totals[f"steps with {option}"] == totals["steps"] > 250
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from ngram_npu_cli.learn import LogSample, StoreTokenization, _read_sample
 from ngram_npu_cli.logs.reader import ignore_progress
-from ngram_npu_cli.options import LearnOptions
-from ngram_npu_cli.replay import TokenRequest, TokenTurn
+from ngram_npu_cli.options import LearnOptions, ReadingOptions
+from ngram_npu_cli.replay import Conversation, TokenRequest, TokenTurn, load_inputs
 from ngram_npu_cli.tune import BASELINE, Candidate
 
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -63,6 +63,12 @@ def make_token_request(turns: Turns, name: str = "r") -> TokenRequest:
         name,
         tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in turns),
     )
+
+
+def read_conversations(path: Path, **options: Any) -> list[Conversation]:
+    """Reads a file. Raises the error of the first record that is not a conversation."""
+    (item,) = load_inputs([path], ReadingOptions(strict=True, **options))
+    return list(item.conversations)
 
 
 def read_sample(

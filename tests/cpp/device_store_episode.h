@@ -19,7 +19,7 @@ namespace ngram_npu::test {
 
 class DeviceStoreEpisode {
  public:
-  // corrupt: overwrites the store's words between events; calls then only have to stay within their tensors.
+  // flush: the side next to a guard page. corrupt: overwrites words between events; calls then only stay in bounds.
   DeviceStoreEpisode(Choices& choices, Flush flush, bool corrupt)
       : choices_(choices),
         corrupt_(corrupt),
@@ -73,13 +73,14 @@ class DeviceStoreEpisode {
  private:
   using Model = DeviceStoreModel;
 
+  enum HeadWord : int64_t { kNumber, kPrevious, kNext, kFill, kScopeLow, kScopeHigh };  // of a block
   static constexpr int64_t kCapacity = 1200;
   static constexpr int32_t kFirstMark = 1000, kFirstPrompt = 1'000'000, kGarbage = 10'000'000;
   static constexpr int32_t kHostile[] = {INT32_MIN, -1, 0, 1, INT32_MAX};
-  // Some have an equal half.
+  // Some have the same low or the same high 32 bits.
   static constexpr int64_t kScopes[] = {0, 7, INT64_MIN, (int64_t{1} << 32) + 7, -1};
 
-  // A row of tokens and its request. A request that has ended gets tokens of no request in one more step.
+  // A row of tokens and its request. With hold_back_, a request's last step has garbage tokens, which are not stored.
   struct Row {
     int64_t scope = 0;
     int32_t mark = 0;
@@ -94,7 +95,7 @@ class DeviceStoreEpisode {
     int64_t count() const { return static_cast<int64_t>(rows.size()); }
   };
 
-  // Random numbers that use no choice, since a fuzzer has few bytes.
+  // Pseudo-random numbers that use no byte of a fuzzer's input, because it has few bytes.
   uint32_t draw_number() {
     return static_cast<uint32_t>((state_ = state_ * 6364136223846793005u + 1442695040888963407u) >> 33);
   }
@@ -110,20 +111,20 @@ class DeviceStoreEpisode {
 
   int64_t choose_scope() { return kScopes[choices_.below(num_scopes_)]; }
 
-  // Returns a request that begins, after `old` has ended. Half of the requests repeat an ended one of their scope.
-  Row new_text(const Row& old) {
+  // Returns a new request that replaces `old`. Half of the requests repeat the text of an ended one of their scope.
+  Row make_request(const Row& old) {
     if (!old.generated.empty()) ended_[old.scope] = old.generated;
-    Row text;
-    text.scope = choose_scope();
-    text.mark = kFirstMark + static_cast<int32_t>(scopes_.size());
-    scopes_.push_back(text.scope);
-    text.phrase = draw_number() % 3;
-    if (choices_.one_in(2)) text.copied = ended_[text.scope];
-    return text;
+    Row request;
+    request.scope = choose_scope();
+    request.mark = kFirstMark + static_cast<int32_t>(scopes_.size());
+    scopes_.push_back(request.scope);
+    request.phrase = draw_number() % 3;
+    if (choices_.one_in(2)) request.copied = ended_[request.scope];
+    return request;
   }
 
   void begin_request(int64_t row) {
-    row_at(row) = new_text(row_at(row));
+    row_at(row) = make_request(row_at(row));
     lengths_.data()[row] = 0;
     for (int64_t left = choices_.between(1, 40); left-- > 0;) append_token(row, kFirstPrompt + row_at(row).mark);
   }
@@ -148,19 +149,19 @@ class DeviceStoreEpisode {
   // A block, preferably one whose predecessor or successor was reassigned or shortened.
   int64_t choose_block() {
     for (int64_t row = 0; row < num_blocks_; ++row) {
-      for (int64_t word : {1, 2}) {
+      for (int64_t word : {kPrevious, kNext}) {
         const int32_t neighbour = blocks_[row][word];
         const int32_t* const head = blocks_[std::max(neighbour, 0) % num_blocks_];
-        if (neighbour > 0 && (head[0] != neighbour || head[3] < 256) && choices_.one_in(4)) return row;
+        if (neighbour > 0 && (head[kNumber] != neighbour || head[kFill] < 256) && choices_.one_in(4)) return row;
       }
     }
     return choices_.below(num_blocks_);
   }
 
-  // A request repeats the tokens around the beginning of a block, or up to its end, where a draft would continue in the
-  // next block. Marks of other scopes, which a reassigned predecessor has, are replaced.
+  // Appends tokens of the block to the row: those around the block's beginning, or the last ones, after which a draft
+  // continues in the next block. Marks of other scopes, which a reassigned predecessor has, are replaced.
   int64_t repeat_edge(int64_t row, int64_t block) {
-    const int64_t fill = fill_of(block), previous = blocks_[block][1];
+    const int64_t fill = fill_of(block), previous = blocks_[block][kPrevious];
     std::vector<int32_t> tokens;
     if (previous > 0 && choices_.one_in(2)) {
       const int32_t* const text = text_[previous % num_blocks_];
@@ -219,7 +220,7 @@ class DeviceStoreEpisode {
     }
   }
 
-  // As DeviceStore.clear.
+  // Does what DeviceStore.clear does.
   const char* clear() {
     const int64_t scope = choose_scope();
     for (int64_t row = 0; row < num_blocks_; ++row) {
@@ -233,13 +234,13 @@ class DeviceStoreEpisode {
   }
 
   int64_t scope_of_block(int64_t row) const {
-    const auto high = static_cast<uint64_t>(static_cast<uint32_t>(blocks_[row][5]));
-    return static_cast<int64_t>(high << 32 | static_cast<uint32_t>(blocks_[row][4]));
+    const auto high = static_cast<uint64_t>(static_cast<uint32_t>(blocks_[row][kScopeHigh]));
+    return static_cast<int64_t>(high << 32 | static_cast<uint32_t>(blocks_[row][kScopeLow]));
   }
 
-  int64_t fill_of(int64_t row) const { return std::min<int64_t>(std::max(blocks_[row][3], 0), 256); }
+  int64_t fill_of(int64_t row) const { return std::min<int64_t>(std::max(blocks_[row][kFill], 0), 256); }
 
-  // As DeviceStore.begin_step where the block numbers would end.
+  // Does what DeviceStore.begin_step does before the block numbers run out.
   const char* renumber() {
     const int64_t offset = std::max<int64_t>((int64_t{allocator_.data()[0]} - 1) / num_blocks_ - 1, 0) * num_blocks_;
     const auto reduce = [](int32_t* words, int64_t count, int64_t by) {
@@ -254,15 +255,15 @@ class DeviceStoreEpisode {
     return has_equal_stores() ? nullptr : "the stores differ after an event";
   }
 
-  // Gives a block's row to a text of another scope, out of order, so that a block may also lose its successor. The text
-  // may be equal except for the marks.
+  // Replaces a block by a block of another scope, out of order, so that a block may also lose its successor. The texts
+  // of both may be equal except for the marks.
   const char* reassign() {
     int64_t row = choices_.below(num_blocks_);
-    if (const int32_t neighbour = blocks_[row][choices_.one_in(4) ? 2 : 1]; neighbour > 0)
+    if (const int32_t neighbour = blocks_[row][choices_.one_in(4) ? kNext : kPrevious]; neighbour > 0)
       row = neighbour % num_blocks_;
-    const int64_t old = blocks_[row][0], number = old + num_blocks_;
+    const int64_t old = blocks_[row][kNumber], number = old + num_blocks_;
     if (old <= 0) return nullptr;
-    Row writer = new_text({});
+    Row writer = make_request({});
     const int64_t fill = choices_.one_in(2) ? fill_of(row) : choices_.between(1, 256);
     const bool is_copy = choices_.one_in(2);
     for (int64_t at = 0; at < fill; ++at) {
@@ -277,18 +278,18 @@ class DeviceStoreEpisode {
     return has_equal_stores() ? nullptr : "the stores differ after an event";
   }
 
-  // Overwrites entries, a fill and a slot. A slot never gets another one's block.
+  // Overwrites entries, a fill and a slot. A slot never gets another slot's block.
   const char* damage() {
     for (int64_t left = choices_.between(1, 6); left-- > 0;) {
       const int64_t level = choices_.below(6), column = choices_.below(columns_);
-      const int64_t near = blocks_[choices_.below(num_blocks_)][0] * int64_t{256} + choices_.below(256);
+      const int64_t near = blocks_[choices_.below(num_blocks_)][kNumber] * int64_t{256} + choices_.below(256);
       const auto position = static_cast<int32_t>(choices_.one_in(4) ? -1 - near : near);
       model_.table_row(level)[static_cast<size_t>(column)] = table_[level][column] = position;
     }
     const int64_t block = choices_.below(num_blocks_);
-    if (blocks_[block][0] > 0 && !corrupt_) {
-      blocks_[block][3] = static_cast<int32_t>(choices_.between(0, fill_of(block)));
-      model_.shorten(blocks_[block][0], blocks_[block][3]);
+    if (blocks_[block][kNumber] > 0 && !corrupt_) {
+      blocks_[block][kFill] = static_cast<int32_t>(choices_.between(0, fill_of(block)));
+      model_.shorten(blocks_[block][kNumber], blocks_[block][kFill]);
     }
     const int64_t row = choices_.below(batch_), slot = (row + first_slot_) % batch_;
     if (has_hostile_arguments_ && choices_.one_in(2)) {  // a request that continues long before the end of its row
@@ -299,7 +300,7 @@ class DeviceStoreEpisode {
       const int64_t word = choices_.below(3);
       slots_[slot][word] = any_of(kHostile);
       if (word == 0) {  // no block, or one that is not assigned yet
-        const int32_t number = blocks_[choices_.below(num_blocks_)][0];
+        const int32_t number = blocks_[choices_.below(num_blocks_)][kNumber];
         slots_[slot][0] = number >= model_.next_number() ? number : any_of({INT32_MIN, -1, 0, INT32_MAX});
       }
     }
@@ -446,13 +447,13 @@ class DeviceStoreEpisode {
     int64_t num_blocks = 0;
     for (int64_t row = 0; row < num_blocks_; ++row) {
       const int32_t* const head = blocks_[row];
-      if (head[0] == 0) continue;
+      if (head[kNumber] == 0) continue;
       ++num_blocks;
-      const auto found = model_.blocks().find(head[0]);
-      if (head[0] % num_blocks_ != row || found == model_.blocks().end()) return false;
+      const auto found = model_.blocks().find(head[kNumber]);
+      if (head[kNumber] % num_blocks_ != row || found == model_.blocks().end()) return false;
       const Model::Block& block = found->second;
-      const bool is_equal = head[1] == block.previous && head[2] == block.next &&
-                            head[3] == static_cast<int64_t>(block.tokens.size()) &&
+      const bool is_equal = head[kPrevious] == block.previous && head[kNext] == block.next &&
+                            head[kFill] == static_cast<int64_t>(block.tokens.size()) &&
                             scope_of_block(row) == block.scope && head[6] == 0 && head[7] == 0;
       if (!is_equal || !std::equal(block.tokens.begin(), block.tokens.end(), text_[row])) return false;
     }

@@ -86,6 +86,7 @@ class StoreEpisode {
     switch (choices_.below(12)) {
       case 0: return finish_request();
       case 1: return choices_.one_in(4) ? clear_scope() : nullptr;
+      case 2: return choices_.one_in(4) ? mark_update() : nullptr;
       default: return run_step();
     }
   }
@@ -104,6 +105,22 @@ class StoreEpisode {
     ngram_npu_cpu_ngram_store_clear(store_.data(), num_words_, &scope);
     ++event_counts_["scopes cleared"];
     return nullptr;
+  }
+
+  // Sometimes drops the text before the update or before the update before it.
+  const char* mark_update() {
+    const int64_t mark = ngram_npu_cpu_ngram_store_mark_update(store_.data(), num_words_);
+    int64_t num_kept[3], usage[3];
+    ngram_npu_cpu_ngram_store_usage(store_.data(), num_words_, num_kept);
+    const bool drops_all = choices_.one_in(2);
+    if (drops_all || update_mark_ != 0)
+      ngram_npu_cpu_ngram_store_drop(store_.data(), num_words_, drops_all ? mark : update_mark_);
+    ngram_npu_cpu_ngram_store_usage(store_.data(), num_words_, usage);
+    event_counts_["texts dropped"] += usage[0] < num_kept[0];
+    update_mark_ = mark;
+    if (corrupt_) return nullptr;
+    if (usage[2] != 0) return "a slot is open after an update";
+    return drops_all && usage[0] != 0 ? "text from before the update was kept" : nullptr;
   }
 
   // Appends tokens of the row's scope to the row. Before that, sometimes and if the row is nearly full, another request
@@ -168,9 +185,11 @@ class StoreEpisode {
   GuardedRows<uint8_t> draft_costs_;
   Guarded<uint8_t> costs_;
   std::vector<int64_t> scopes_;
+  int64_t update_mark_ = 0;
   uint64_t state_ = 1;
   EventCounts event_counts_ = {{"drafts", 0},       {"entries evicted", 0},   {"blocks lost", 0},
-                               {"renumberings", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
+                               {"renumberings", 0}, {"requests finished", 0}, {"scopes cleared", 0},
+                               {"texts dropped", 0}};
 };
 
 }  // namespace ngram_npu::test

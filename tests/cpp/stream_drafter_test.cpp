@@ -1,6 +1,6 @@
 // Tests StreamDrafter: compares the jobs on a late stream with a model that runs each step immediately. Rows are
 // num_added while jobs are pending, requests are removed before or after their stop, text is stored
-// only after a lag, and a store is saved at the same time.
+// only after a lag, other text is appended to text rows, and a store is saved at the same time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "choices.h"
@@ -21,12 +22,12 @@
 namespace ngram_npu::test {
 namespace {
 
-constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMaxSampled = kDrafts + 1, kPages = 80, kBlocks = 24,
-                  kLineBits = 6;
+constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMaxSampled = kDrafts + 1, kPages = 80, kBlocks = 28,
+                  kLineBits = 6, kTextRows = 2, kTextCapacity = 70;
 
 // The index and the store of a drafter or of the model.
 struct Memory {
-  explicit Memory(uint32_t visibility) : store(kRows, kBlocks, kLineBits, visibility) {}
+  explicit Memory(uint32_t visibility) : store(kRows + kTextRows, kBlocks, kLineBits, visibility) {}
 
   Index index{kRows, kPages};
   SharedStore store;
@@ -91,10 +92,45 @@ class SynchronousModel {
     request = {};
     ++generations_[row];
   }
-  // Returns the drafts in the layout StreamDraftLayout. Rows without a request are padding: their tokens are ignored. A
-  // step without requests does not count for the lag.
+  void append_text(const StreamText& text) {
+    new_texts_.push_back({text, {text.tokens, text.tokens + text.num_tokens}});
+  }
+  // Runs a step and then stores the texts that were appended before the step. Returns its drafts.
   std::vector<uint8_t> run_step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled,
                                 bool writes_drafts) {
+    std::vector<uint8_t> drafts = run_step_of_requests(rows, sampled, writes_drafts);
+    for (const auto& [text, tokens] : new_texts_) {
+      Request& row = text_rows_[text.row];
+      const int64_t slot = kRows + text.row;
+      if (text.begins_text) {
+        const NgramStoreFinishParams finish{memory.store.access(), {&slot, 8}, 1};
+        ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
+        row = {};
+        row.scope = text.scope;
+      }
+      row.text.insert(row.text.end(), tokens.begin(), tokens.end());
+      row.text.resize(std::min<size_t>(row.text.size(), kTextCapacity));
+      store_text(&row, slot, static_cast<int64_t>(row.text.size()));
+    }
+    new_texts_.clear();
+    return drafts;
+  }
+  bool has_request(int64_t row) const { return !requests_[row].text.empty(); }
+  bool is_full(int64_t row) const { return static_cast<int64_t>(requests_[row].text.size()) == kCapacity; }
+  bool has_stopped(int64_t row) const { return requests_[row].text_end >= 0; }
+
+  Memory memory;
+
+ private:
+  // A row of a step whose text is not stored yet. length: number of tokens to store up to.
+  struct StepRow {
+    int64_t row, generation, length;
+  };
+
+  // Returns the drafts in the layout StreamDraftLayout. Rows without a request are padding: their tokens are ignored. A
+  // step without requests does not count for the lag.
+  std::vector<uint8_t> run_step_of_requests(const std::vector<int32_t>& rows,
+                                            const std::vector<std::vector<int32_t>>& sampled, bool writes_drafts) {
     std::vector<StepRow> step_rows;
     std::vector<int32_t> counts;
     bool is_dummy_run = true;
@@ -129,32 +165,23 @@ class SynchronousModel {
     }
     return drafts;
   }
-  bool has_request(int64_t row) const { return !requests_[row].text.empty(); }
-  bool is_full(int64_t row) const { return static_cast<int64_t>(requests_[row].text.size()) == kCapacity; }
-  bool has_stopped(int64_t row) const { return requests_[row].text_end >= 0; }
 
-  Memory memory;
+  void store_text(int64_t row, int64_t length) { store_text(&requests_[row], row, length); }
 
- private:
-  // A row of a step whose text is not stored yet. length: number of tokens to store up to.
-  struct StepRow {
-    int64_t row, generation, length;
-  };
-
-  void store_text(int64_t row, int64_t length) {
-    Request& request = requests_[row];
-    const auto count = static_cast<int32_t>(length - request.num_stored), end = static_cast<int32_t>(length);
-    request.num_stored = length;
-    const int64_t slot = row, row_index = 0;
-    request.text.reserve(kCapacity);
+  // Stores the text of a row up to a length.
+  void store_text(Request* row, int64_t slot, int64_t length) {
+    const auto count = static_cast<int32_t>(length - row->num_stored), end = static_cast<int32_t>(length);
+    row->num_stored = length;
+    const int64_t row_index = 0;
+    row->text.reserve(kCapacity);
     InsertParams params{};
     params.store = {memory.store.access(),
-                    {request.text.data(), 1, kCapacity, kCapacity},
+                    {row->text.data(), 1, kCapacity, kCapacity},
                     &end,
                     &count,
                     {&row_index, 8},
                     {&slot, 8},
-                    {&request.scope, 8},
+                    {&row->scope, 8},
                     1};
     ngram_npu_cpu_insert_tokens(&params);
   }
@@ -193,14 +220,16 @@ class SynchronousModel {
 
   const DraftOptions& draft_options_;
   int64_t lag_;
-  Request requests_[kRows];
+  Request requests_[kRows], text_rows_[kTextRows];
+  std::vector<std::pair<StreamText, std::vector<int32_t>>> new_texts_;
   int64_t generations_[kRows] = {};  // number of requests added to and removed from each row
   std::deque<std::vector<StepRow>> pending_steps_;
 };
 
-// Numbers of requests that were added while jobs were pending, or removed after or before their stop; number of drafts.
+// Numbers of requests that were added while jobs were pending, or removed after or before their stop; numbers of drafts
+// from the store and of texts that were appended to text rows.
 struct EpisodeCounts {
-  int64_t num_added = 0, num_removed_after_stop = 0, num_removed_before_stop = 0, num_store_drafts = 0;
+  int64_t num_added = 0, num_removed_after_stop = 0, num_removed_before_stop = 0, num_store_drafts = 0, num_texts = 0;
 };
 
 // Copies a store piece by piece in a thread, repeatedly, as an engine's thread does that saves the store.
@@ -268,6 +297,8 @@ void run_episode(uint64_t seed, int num_steps, EpisodeCounts* counts) {
   options.draft.index_propose.index = memory.index.access();
   options.draft.index_propose.ladder = draft_options.ladder;
   options.draft.store = {memory.store.access(), {}, draft_options.store_costs.data(), 40};
+  options.num_text_rows = kTextRows;
+  options.text_capacity = kTextCapacity;
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   ASSERT_NE(drafter, nullptr);
   const std::unique_ptr<StoreCopier> copier(seed % 3 == 0 ? new StoreCopier(&memory) : nullptr);
@@ -321,13 +352,26 @@ void run_episode(uint64_t seed, int num_steps, EpisodeCounts* counts) {
         sampled_buffer.insert(sampled_buffer.end(), row_sampled.begin(), row_sampled.end());
         sampled_buffer.resize(sampled_buffer.size() + static_cast<size_t>(kMaxSampled) - row_sampled.size(), -1);
       }
+      while (choices.one_in(3)) {
+        std::vector<int32_t> tokens;
+        for (int64_t n = choices.below(30); n > 0; --n)
+          tokens.push_back(static_cast<int32_t>(choices.below(vocab_size)));
+        const StreamText text{choices.below(kTextRows), choices.one_in(4), choices.below(2), tokens.data(),
+                              static_cast<int64_t>(tokens.size())};
+        ngram_npu_cpu_stream_append_text(drafter, &text);
+        model.append_text(text);
+        ++counts->num_texts;
+      }
       const bool writes_drafts = !choices.one_in(4);
-      StreamJob* job =
-          ngram_npu_cpu_stream_create_job(drafter, rows.data(), static_cast<int64_t>(rows.size()), writes_drafts);
+      const auto batch = static_cast<int64_t>(rows.size());
+      StreamJob* job = ngram_npu_cpu_stream_create_job(drafter, rows.data(), batch, writes_drafts);
+      if (job != nullptr && choices.one_in(8)) {
+        ngram_npu_cpu_stream_cancel_job(drafter);
+        job = ngram_npu_cpu_stream_create_job(drafter, rows.data(), batch, writes_drafts);
+      }
       ASSERT_NE(job, nullptr);
       results.emplace_back(model.run_step(rows, sampled, writes_drafts), std::vector<uint8_t>());
       auto* actual = &results.back().second;
-      const auto batch = static_cast<int64_t>(rows.size());
       const auto bytes = writes_drafts ? StreamDraftLayout(batch, kDrafts).total_bytes : 0;
       stream.add_task([=, &staging] { std::copy(sampled_buffer.begin(), sampled_buffer.end(), staging.begin()); });
       stream.add_task([=] { ngram_npu_cpu_stream_run_job(job); });
@@ -355,6 +399,7 @@ TEST(StreamDrafterTest, DraftsEqualThoseOfImmediateSteps) {
   EXPECT_GT(counts.num_removed_after_stop, 100);
   EXPECT_GT(counts.num_removed_before_stop, 50);
   EXPECT_GT(counts.num_store_drafts, 500);
+  EXPECT_GT(counts.num_texts, 1000);
 }
 
 // A drafter of one request with the text 1, 2, 3 in row 0. It can draft only text of a store, because the row has no

@@ -367,55 +367,6 @@ TEST(IndexThreadsTest, ForkedChildAppendsWhileParentUsesIndex) {
 
 }  // namespace
 
-// Tests concurrent calls on one store: one call uses the store, and the others skip the store.
-namespace {
-
-constexpr int64_t kThreads = 4, kLineBits = 6;
-
-// Runs all steps of one request, whose text counts from 0 to 49 repeatedly, and finishes the request.
-void run_request(SharedStore& store, int64_t slot) {
-  std::vector<int32_t> row(600), drafts(kDrafts);
-  std::vector<uint8_t> costs(kCostRows * store::kStoreCostColumns, 1), draft_costs(kDrafts);
-  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 50);
-  const int32_t num_sampled = 3;
-  for (int32_t length = 3; length < 600; length += 3) {
-    int32_t num_draft = 0, match_len = 0;
-    NgramStoreStepParams params{};
-    params.token_ids = {row.data(), 1, 600, 600};
-    params.num_tokens = &length;
-    params.num_sampled = &num_sampled;
-    params.slot_indices = {&slot, 8};
-    params.batch = 1;
-    params.store = store.access();
-    params.draft_token_ids = {drafts.data(), 1, kDrafts, kDrafts};
-    params.num_draft_tokens = &num_draft;
-    params.match_len = &match_len;
-    params.draft_costs = {draft_costs.data(), 1, kDrafts, kDrafts};
-    params.max_len = 1 << 20;
-    params.costs = costs.data();
-    params.cost_limit = 40;
-    ngram_npu_cpu_ngram_store_step_(&params, nullptr);
-  }
-  const NgramStoreFinishParams finish{store.access(), {&slot, 8}, 1};
-  ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
-}
-
-TEST(StoreThreadsTest, ConcurrentCallsLeaveStoreWithoutFault) {
-  SharedStore store(kThreads, 5 * kThreads, kLineBits);
-  std::vector<std::thread> threads;
-  for (int64_t i = 0; i < kThreads; ++i) threads.emplace_back(run_request, std::ref(store), i);
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(store.find_fault(), 0);
-  EXPECT_EQ(store.header(store::kHeaderLock), 0u);
-  EXPECT_GT(store.header(store::kStatInserted), 0u);
-  // Each step either used the store or was counted as skipped. A skipped finish is counted as well.
-  const uint32_t num_calls = store.header(store::kStatLookups) + store.header(store::kStatSkippedCalls);
-  EXPECT_LE(num_calls, 199u * kThreads + kThreads);
-  EXPECT_GE(num_calls, 199u * kThreads);
-}
-
-}  // namespace
-
 // Tests the thread pool of ngram_npu._C.
 namespace {
 

@@ -38,6 +38,7 @@ class Replay:
 
 
 def choose_count(device: str, on_gpu: int, on_cpu: int = 3) -> int:
+    """Returns how often a test repeats its work: less often on the CPU, which is slower."""
     return on_cpu if device == "cpu" else on_gpu
 
 

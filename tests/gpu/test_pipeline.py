@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
 from ngram_npu.index import make_index
 
 from gpu.replay import DEVICES, GPU_ONLY, choose_count, forbid_waiting, synchronize
+from tools.bench.device import capture_graph
 
 K, ROWS, CAPACITY, BLOCK = 3, 24, 2048, 16
 VOCAB = 23
@@ -40,7 +42,8 @@ def verify(inputs: Any, k: int) -> torch.Tensor:
     )
 
 
-def run_steps(device: str, steps: int) -> list[list[int]]:
+def run_steps(device: str, steps: int, has_graph: bool = False) -> list[list[int]]:
+    """has_graph: whether a graph of the device launches the corrections of each step."""
     rng = np.random.default_rng(4)
     config = AsyncConfig(
         ngram=NgramConfig(min_n=1, max_n=3, k=K),
@@ -50,6 +53,9 @@ def run_steps(device: str, steps: int) -> list[list[int]]:
         kv_groups=(KVGroup(block_size=BLOCK, max_blocks=CAPACITY // BLOCK),),
     )
     state = AsyncSpecState(config, device)
+    launch_corrections = partial(state.correct_inputs, ROWS)
+    if has_graph and device != "cpu":
+        launch_corrections = capture_graph(launch_corrections)[0].replay
     rows = np.arange(ROWS, dtype=np.int32)
     blocks = np.arange(ROWS * CAPACITY // BLOCK, dtype=np.int32).reshape(ROWS, -1)
     prompts = [rng.integers(0, VOCAB, n).astype(np.int32) for n in rng.integers(1, 60, ROWS)]
@@ -65,7 +71,10 @@ def run_steps(device: str, steps: int) -> list[list[int]]:
 
     def run_step(batch: Batch) -> None:
         pending_owners.append([owners[row] for row in batch.rows])
-        state.end_step(verify(state.begin_step(batch), K))
+        inputs = state.begin_step(batch, correct=not has_graph)
+        if has_graph:
+            launch_corrections()
+        state.end_step(verify(inputs, K))
 
     counts = np.array([len(prompt) for prompt in prompts], np.int32)
     admissions = [Admission(row, prompts[row], (blocks[row],)) for row in range(ROWS)]
@@ -102,10 +111,11 @@ def run_steps(device: str, steps: int) -> list[list[int]]:
     return answers
 
 
+@pytest.mark.parametrize("has_graph", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_step_does_not_wait_for_the_device(device: str) -> None:
+def test_step_does_not_wait_for_the_device(device: str, has_graph: bool) -> None:
     steps = choose_count(device, 300, 30)
-    answers = run_steps(device, steps)
+    answers = run_steps(device, steps, has_graph)
     assert answers == run_steps("cpu", steps)
     assert sum(map(len, answers)) > 1.5 * steps * ROWS
 

@@ -15,7 +15,7 @@ import pytest
 
 from npu.npu_process import BUILD, ROOT
 
-FOLDERS = (
+CMAKE_FOLDERS = (  # of ascendc.cmake, the newest layout of CANN first
     "tools/tikcpp/ascendc_kernel_cmake",
     "compiler/tikcpp/ascendc_kernel_cmake",
     "ascendc_devkit/tikcpp/samples/cmake",
@@ -63,7 +63,7 @@ def variables(tmp_path: Path) -> dict[str, str | Path]:
 def test_build_finds_cann_in_each_layout_and_prefers_the_newest(
     tmp_path: Path, variables: dict[str, Any]
 ) -> None:
-    for folder in reversed(FOLDERS):
+    for folder in reversed(CMAKE_FOLDERS):
         file = make_cann(tmp_path / "cann", folder)
         expected = f"The NPU backend is built for Ascend910B3 and {tmp_path}/torch_npu, with {file}"
         for backend in ("ON", "AUTO"):
@@ -74,7 +74,7 @@ def test_build_finds_cann_in_each_layout_and_prefers_the_newest(
 def test_environment_variables_replace_missing_or_empty_cached_variables(
     tmp_path: Path, variables: dict[str, Any], cached: dict[str, str]
 ) -> None:
-    make_cann(tmp_path / "cann", FOLDERS[0])
+    make_cann(tmp_path / "cann", CMAKE_FOLDERS[0])
     torch_npu = variables.pop("NGRAM_NPU_TORCH_NPU")
     environment = {name: str(value) for name, value in variables.items()}
     output = run_cmake("AUTO", environment=environment, NGRAM_NPU_TORCH_NPU=torch_npu, **cached)
@@ -97,7 +97,7 @@ def test_missing_cann_disables_or_fails_the_build(tmp_path: Path) -> None:
 def test_missing_soc_version_or_torch_npu_fails_the_build(
     tmp_path: Path, variables: dict[str, Any], backend: str
 ) -> None:
-    make_cann(tmp_path / "cann", FOLDERS[0])
+    make_cann(tmp_path / "cann", CMAKE_FOLDERS[0])
     soc_version = variables.pop("SOC_VERSION")
     output = run_cmake(backend, **variables)
     assert output.startswith("FAILS ")
@@ -120,7 +120,7 @@ def test_missing_soc_version_or_torch_npu_fails_the_build(
 def test_chip_without_kernels_fails_the_build(
     tmp_path: Path, variables: dict[str, Any], has_kernels: bool, chips: tuple[str, ...]
 ) -> None:
-    make_cann(tmp_path / "cann", FOLDERS[0])
+    make_cann(tmp_path / "cann", CMAKE_FOLDERS[0])
     for chip in chips:
         output = run_cmake("ON", **{**variables, "SOC_VERSION": chip})
         assert output.startswith("FAILS ") != has_kernels

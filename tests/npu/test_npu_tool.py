@@ -1,5 +1,5 @@
 """Tests tools/npu on the CPU: the benchmark, with a replacement of vLLM-Ascend's launcher, and the
-compiler errors that the check with the real headers reports. test_launch.py tests other tools."""
+choice of compiler errors that headers.py reports. test_launch.py tests other tools."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def test_bench_compares_drafts_with_vllm_ascend(monkeypatch: pytest.MonkeyPatch)
 
 
 TEMPLATE_ERROR_OUTPUT = """\
-/dk/impl.h: In instantiation of 'void Cast(T) [with T = int]':
-/p/csrc/ascendc/gather.h:40:5:   required from here
-/dk/impl.h:7:3: error: {}
+/devkit/impl.h: In instantiation of 'void Cast(T) [with T = int]':
+/project/csrc/ascendc/gather.h:40:5:   required from here
+/devkit/impl.h:7:3: error: {}
 """
 
 
 @pytest.mark.parametrize(
     ("output", "count"),
     [
-        ("/dk/impl.h:7:3: error: 'vadd' was not declared in this scope\n", 0),
-        ("/dk/impl.h:7:3: error: static assertion failed\n", 0),
-        ("/p/csrc/ascendc/a.cpp:7:3: error: 'Maxz' is not a member of 'AscendC'\n", 1),
-        ("/p/csrc/ascendc/a.cpp:7:3: warning: unused\n", 0),
-        (TEMPLATE_ERROR_OUTPUT.format("'vconv' was not declared in this scope"), 0),
+        ("/devkit/impl.h:7:3: error: 'vadd' was not declared in this scope\n", 0),  # an intrinsic
+        ("/devkit/impl.h:7:3: error: static assertion failed\n", 0),
+        ("/project/csrc/ascendc/a.cpp:7:3: error: 'Maxz' is not a member of 'AscendC'\n", 1),
+        ("/project/csrc/ascendc/a.cpp:7:3: warning: unused\n", 0),
+        (TEMPLATE_ERROR_OUTPUT.format("'vconv' was not declared in this scope"), 0),  # as above
         (TEMPLATE_ERROR_OUTPUT.format("static assertion failed: no such conversion"), 1),
     ],
 )
 def test_header_check_reports_only_errors_of_our_kernels(output: str, count: int) -> None:
-    assert len(find_problems(output, "/p/csrc")) == count
+    assert len(find_problems(output, "/project/csrc")) == count

@@ -78,4 +78,5 @@ def make_guarding_backend(spec: OpSpec, backend: Backend, at_end: bool) -> Backe
                 value[...] = copy
         return results
 
-    return replace(backend, name=f"guarded-{backend.name}", call=call)
+    end = "end" if at_end else "start"
+    return replace(backend, name=f"{backend.name}-guarded-{end}", call=call)

@@ -39,12 +39,14 @@ class Case:
     sample: Sample
     results: tuple[Array, ...]
     args: Args
-    """The arguments after the call; None for opaque arguments."""
+    """The arguments after the call; None for opaque arguments. Empty if results are not checked."""
 
 
 def make_case(spec: OpSpec, sample: Sample) -> Case:
-    """Runs the reference on a sample. Raises MismatchError if the reference writes to an
-    argument that the schema does not mark as written."""
+    """Runs the reference on a sample, unless the results are unspecified. Raises MismatchError if
+    the reference writes to an argument that the schema does not mark as written."""
+    if not sample.checks_results:
+        return Case(sample, (), ())
     args = clone_args(sample.args)
     results = as_arrays(spec.reference(*args))
     _check_arguments(spec, sample, args, None)
@@ -61,7 +63,7 @@ def make_sample_cases(op: str) -> list[Case]:
     of three have a workspace of the size that ``workspace_size`` returns. The reference does not
     write to the workspace, so the kernels must leave it zeroed."""
     spec = OPSPECS[op]
-    samples = list(spec.samples(np.random.default_rng(2026)))
+    samples = list(spec.samples)
     if "workspace" in spec.tensor_names:
         for i, sample in enumerate(samples):
             if i % 3:
@@ -112,8 +114,7 @@ def make_random_cases(op: str) -> list[Case]:
         arrays = (spec.get(sample.args, name) for name in spec.tensor_names if name not in fixed)
         return all(a is None or a.size <= _MAX_ITEMS for a in arrays)
 
-    samples = list(spec.samples(np.random.default_rng(2026)))
-    samples = [sample for sample in samples if sample.checks_results and is_small(sample)]
+    samples = [sample for sample in spec.samples if sample.checks_results and is_small(sample)]
     cases = []
     for i in range(NUM_VARIATIONS):
         sample = samples[int(rng.integers(len(samples)))]

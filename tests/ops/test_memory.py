@@ -1,8 +1,8 @@
-"""Tests that no operator accesses memory outside its arguments, that offsets of rows may exceed 32
-bits, and that a workspace is zero after every call.
+"""Tests that an access to a guard page ends the process, that offsets of rows may exceed 32 bits,
+and that a workspace is zero after every call.
 
-test_parity.py tests that the size that ``workspace_size`` returns is sufficient: its samples
-have workspaces of this size."""
+test_parity.py tests that no operator accesses memory outside its arguments, and that the size that
+``workspace_size`` returns is sufficient: its samples have workspaces of this size."""
 
 from __future__ import annotations
 
@@ -15,31 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend, call_numpy
+from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend
 from ngram_npu.ops import workspace_size
-from ops.guard_pages import make_guarded_copy, make_guarding_backend
-from ops.parity import add_workspace, check_case, make_sample_cases
-from ops.specs import OPSPECS, Args, Array, OpSpec, clone_args, find_base
+from ops.guard_pages import make_guarded_copy
+from ops.parity import add_workspace
+from ops.specs import OPSPECS, Args, Array, clone_args, find_base
 from ops.specs.inputs import draw_rows
-
-# The models of the twins check bounds, so only kernels of the CPU need guard pages.
-GUARDED_BACKENDS = [b for b in BACKENDS if b.call is call_numpy]
-
-
-@pytest.mark.parametrize(
-    ("spec", "backend"),
-    [
-        pytest.param(spec, backend, id=f"{spec.name}-{backend.name}")
-        for spec in OPSPECS.values()
-        for backend in GUARDED_BACKENDS
-        if backend.serves(spec)
-    ],
-)
-def test_samples_cause_no_access_outside_tensors(spec: OpSpec, backend: Backend) -> None:
-    for at_end in (False, True):
-        for case in make_sample_cases(spec.name):
-            print(case.sample.label)  # a violation ends the process: pytest -s shows the sample
-            check_case(spec, make_guarding_backend(spec, backend, at_end), case)
 
 
 @pytest.mark.parametrize("fault", ["read", "write"])
@@ -96,12 +77,12 @@ def test_row_offsets_may_exceed_32_bits(backend: Backend, distant_rows: Array) -
 # Workspaces, on devices and their twins.
 
 STEP = OPSPECS["ngram_step_"]
-LOOKUP_BACKENDS = [b for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS] if b.serves(STEP)]
 # The launches on an NPU allocate their own workspace and ignore the caller's.
 WORKSPACE_BACKENDS = [
-    b for b in LOOKUP_BACKENDS if "cuda" in (b.device, b.twin.device if b.twin else "")
+    b
+    for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS]
+    if "cuda" in (b.device, b.twin.device if b.twin else "")
 ]
-each_lookup_backend = pytest.mark.parametrize("backend", LOOKUP_BACKENDS, ids=lambda b: b.name)
 each_workspace_backend = pytest.mark.parametrize(
     "backend", WORKSPACE_BACKENDS, ids=lambda b: b.name
 )
@@ -109,20 +90,8 @@ each_workspace_backend = pytest.mark.parametrize(
 
 def _make_step_that_needs_workspace() -> Args:
     """Returns the arguments of a step in which several blocks share a row."""
-    samples = STEP.samples(np.random.default_rng(1))
-    return add_workspace(STEP, next(s.args for s in samples if s.label.startswith("tile-edges")))
-
-
-@each_lookup_backend
-def test_workspace_is_reused_between_calls(backend: Backend) -> None:
-    args = _make_step_that_needs_workspace()
-    workspace = STEP.get(args, "workspace")
-    with backend.select():
-        first_results = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
-        for _ in range(3):
-            results = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
-            assert all(map(np.array_equal, first_results, results))
-            assert not workspace.any()
+    args = next(s.args for s in STEP.samples if s.label.startswith("tile-edges"))
+    return add_workspace(STEP, args)
 
 
 def _copy_misaligned(workspace: Array) -> Array:
@@ -149,18 +118,6 @@ def test_unusable_workspace_is_rejected_before_anything_is_written(
     for after, original in zip(args, before, strict=True):
         if isinstance(after, np.ndarray):
             assert np.array_equal(find_base(after), find_base(original))
-
-
-@each_lookup_backend
-def test_nonzero_workspace_causes_no_out_of_bounds_access(backend: Backend) -> None:
-    """The results are unspecified. The twins report accesses outside the tensors."""
-    args = _make_step_that_needs_workspace()
-    rng = np.random.default_rng(5)
-    for fill in (-1, 2**31 - 1, 1, None):
-        workspace = STEP.get(args, "workspace").copy()
-        workspace[:] = rng.integers(-(2**31), 2**31, len(workspace)) if fill is None else fill
-        with backend.select():
-            backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
 
 
 @each_workspace_backend

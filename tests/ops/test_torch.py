@@ -16,6 +16,7 @@ from ops.specs.inputs import draw_rows
 from torch._dynamo.testing import CompileCounterWithBackend
 
 SPECS = list(OPSPECS.values())
+SPECS_WITH_RESULTS = [spec for spec in SPECS if not spec.schema.endswith("-> ()")]
 
 
 def _get_op(spec: OpSpec) -> torch._ops.OpOverload:
@@ -24,8 +25,7 @@ def _get_op(spec: OpSpec) -> torch._ops.OpOverload:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_operator_passes_opcheck(spec: OpSpec) -> None:
-    first_args = next(spec.samples(np.random.default_rng(5))).args
-    for args in (first_args, *spec.sizes):
+    for args in (spec.sample().args, spec.sizes[0]):
         torch.library.opcheck(_get_op(spec), *spec.split(to_torch(clone_args(args))))
 
 
@@ -45,7 +45,7 @@ def test_one_graph_is_compiled_for_all_sizes(spec: OpSpec) -> None:
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", SPECS_WITH_RESULTS, ids=lambda s: s.name)
 def test_fake_result_has_shapes_and_strides_of_real_result(spec: OpSpec) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -55,8 +55,7 @@ def test_fake_result_has_shapes_and_strides_of_real_result(spec: OpSpec) -> None
             (a.shape, a.strides, a.dtype) if isinstance(a, np.ndarray) else a for a in args
         )
 
-    samples = list(spec.samples(np.random.default_rng(6)))
-    for sample in {get_metadata(sample.args): sample for sample in samples}.values():
+    for sample in {get_metadata(sample.args): sample for sample in spec.samples}.values():
         args = to_torch(clone_args(sample.args))
         with FakeTensorMode() as mode:
             fake_args = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
@@ -73,7 +72,7 @@ REQUIRED_NAMES = {"prepare_next_token_ids": "backup_token_ids", "ngram_propose_"
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_arguments_with_defaults_may_be_omitted(spec: OpSpec) -> None:
     """Tests torch, a compiled graph, and numpy. In torch, arguments after `*` are keyword-only."""
-    args = next(spec.samples(np.random.default_rng(8))).args
+    args = spec.sample().args
     defaults = {
         a.name: a.default_value for a in _get_op(spec)._schema.arguments if a.has_default_value()
     }

@@ -40,6 +40,16 @@ def test_package_imports_no_layer_above_it(package: str, forbidden: set[str]) ->
     assert find_forbidden_imports(ROOT / "python" / package, forbidden) == []
 
 
+def test_only_the_adapter_imports_transformers() -> None:
+    """Nothing imports the adapter, so that importing the package does not import transformers."""
+    adapter = "ngram_npu/engines/transformers.py"
+    problems = find_forbidden_imports(ROOT / "python", {"transformers"})
+    assert {problem.partition(":")[0] for problem in problems} == {adapter}
+    imports = find_forbidden_imports(ROOT / "python", {"ngram_npu"})
+    modules = {problem.partition(": ")[2] for problem in imports}
+    assert not modules & {"ngram_npu.engines", "ngram_npu.engines.transformers"}
+
+
 def test_tools_import_nothing_from_tests_but_their_support() -> None:
     """Tests import tools, so importing other modules of tests would be a cycle."""
     tools = ROOT / "tools"

@@ -139,8 +139,8 @@ def test_store_drafts_only_within_scope_and_closes_texts_of_finished_requests(
 
 
 def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
-    """The first request may be finished, so it is not scheduled. The second request finds no free
-    block and is the last one in the batch, so it is preempted."""
+    """The first request may have ended, which the host does not know yet, so it is not scheduled.
+    The second one finds no free block. As the last one in the batch, it is preempted."""
     runner = make_runner(model, ngram=None, num_blocks=4, max_step_tokens=16)
     first, second = Request(0, [65] * 7, 8), Request(1, [66] * 8, 12)
     runner.scheduler.add(first, second)

@@ -13,7 +13,7 @@ from ngram_npu import NgramConfig, NgramStore
 from runner.tiny_model import STOP_TOKEN, make_transcript
 from transformers import PreTrainedModel
 
-from examples.runner import Figures, Runner, RunnerConfig
+from examples.runner import Figures, Pipeline, Runner, RunnerConfig
 
 NEW_TOKENS = 32
 SMALL_BATCH = 8
@@ -34,6 +34,7 @@ def make_runner(
     *,
     store: NgramStore | None = None,
     draft_model: PreTrainedModel | None = None,
+    pipeline: Pipeline | None = None,
     **changes: Any,
 ) -> Runner:
     """Makes a runner with six rows. Long prompts need several steps. The blocks suffice only for
@@ -47,7 +48,8 @@ def make_runner(
         "num_blocks": 64,
         "max_step_tokens": 48,
     }
-    return Runner(model, RunnerConfig(**options | changes), store=store, draft_model=draft_model)
+    config = RunnerConfig(**options | changes)
+    return Runner(model, config, store=store, draft_model=draft_model, pipeline=pipeline)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Computes which share of an array's memory the system has committed."""
+"""Computes which share of an array's memory is resident."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def has_full_graph(manager: Any, batch: int, length: int) -> bool:
     return bool(graph.cg_mode == CUDAGraphMode.FULL)
 
 
-def find_widest_batches(manager: Any) -> dict[int, int]:
+def find_largest_batches(manager: Any) -> dict[int, int]:
     """Returns by draft length the largest batch size of the captured full graphs."""
     largest_batches: dict[int, int] = {}
     for graph in manager._capture_descs[CUDAGraphMode.FULL]:

@@ -30,7 +30,6 @@ FAST, RESIDENT = (
 )
 ROW_SHARING_SPECS = [OPSPECS[op] for op in ("ngram_propose_", "ngram_step_", "correct_spec_state_")]
 LOOKUP_SPECS = ROW_SHARING_SPECS[:2]
-SEEDS = (1, 2, 3)
 RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "2000"))
 """Number of steps of the slow test with two ranks; `make prove` runs more steps."""
 
@@ -69,14 +68,13 @@ def _find_cases_with_shared_rows(op: str) -> list[Case]:
 
 
 @pytest.mark.usefixtures("restore_seed")
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("spec", ROW_SHARING_SPECS, ids=lambda s: s.name)
-def test_overlapping_blocks_give_same_result_in_any_order(spec: OpSpec, seed: int) -> None:
+def test_overlapping_blocks_give_same_result_in_any_order(spec: OpSpec) -> None:
     """The twin can expose a fault between blocks only if the blocks run concurrently."""
-    _set_seed(seed << 32)  # each launch increments the seed, so the ranges must be disjoint
+    _set_seed(1)
     counts_before = _count_overlaps()
     for case in _find_cases_with_shared_rows(spec.name):
-        for _ in range(3):
+        for _ in range(4):  # each launch increments the seed
             check_case(spec, RESIDENT, case)
     num_sharing, num_overlapping = np.subtract(_count_overlaps(), counts_before)
     assert num_sharing >= 4

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ngram_npu_cli.logs.files import find_files
-from ngram_npu_cli.replay import load_tokenizer, read_conversations, stdlib_conversations
+from ngram_npu_cli.options import ReadingOptions
+from ngram_npu_cli.replay import load_inputs, load_tokenizer, stdlib_conversations
 
 from tools.bench.options import BenchError, Options, Size
 
@@ -79,11 +80,9 @@ def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
         conversations, _ = stdlib_conversations()
         name = "sources of the Python standard library"
     else:
-        files = find_files(path)
-        conversations = []
-        for file in files:
-            conversations += read_conversations(file)
-        name = ", ".join(file.name for file in files)
+        inputs = load_inputs([path], ReadingOptions(strict=True))
+        conversations = [conversation for item in inputs for conversation in item.conversations]
+        name = ", ".join(file.name for file in find_files(path))
     tokenizer = load_tokenizer()
     ids: list[int] = []
     for conversation in conversations:

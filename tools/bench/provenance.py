@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu import _C
+from ngram_npu.doctor import find_version
 from ngram_npu_cli import report as environment
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def find_versions() -> dict[str, str | None]:
     """Returns the versions of installed packages, and the checkout's commit."""
     names = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
     packages = environment.find_versions()
-    packages |= {name: environment.find_package_version(name) for name in names}
+    packages |= {name: find_version(name) for name in names}
     packages["commit"] = _find_commit()
     return {name: version for name, version in packages.items() if version is not None}
 

@@ -128,6 +128,16 @@ void clear_store(py::handle store, std::optional<int64_t> scope) {
   ngram_npu_cpu_ngram_store_clear(words, size, scope ? &*scope : nullptr);
 }
 
+int64_t mark_update(py::handle store) {
+  const auto [words, size] = check_store_words("store_mark_update", store, api::Arguments::kWrite);
+  return ngram_npu_cpu_ngram_store_mark_update(words, size);
+}
+
+void drop_store_text(py::handle store, int64_t mark) {
+  const auto [words, size] = check_store_words("store_drop", store, api::Arguments::kWrite);
+  ngram_npu_cpu_ngram_store_drop(words, size, mark);
+}
+
 }  // namespace
 
 void define_store_tools(py::module_& m) {
@@ -156,6 +166,8 @@ void define_store_tools(py::module_& m) {
   m.def("store_pack", pack_store_piece, py::arg("store"), py::arg("piece"), py::arg("to"));
   m.def("store_unpack", unpack_store_piece, py::arg("store"), py::arg("piece"), py::arg("packed"));
   m.def("store_clear", clear_store, py::arg("store"), py::arg("scope"));
+  m.def("store_mark_update", mark_update, py::arg("store"));
+  m.def("store_drop", drop_store_text, py::arg("store"), py::arg("mark"));
 }
 
 }  // namespace ngram_npu::numpy

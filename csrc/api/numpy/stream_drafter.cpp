@@ -22,8 +22,9 @@ class Drafter {
           const py::object& drafts, int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
           int64_t max_len, bool fill, const py::object& match_costs, bool ladder, const py::object& costs,
           int64_t cost_limit, const py::object& index, const py::object& store, const py::object& store_costs,
-          const py::object& token_logits)
+          const py::object& token_logits, int64_t num_text_rows, int64_t text_capacity)
       : num_rows_(num_rows),
+        num_text_rows_(num_text_rows),
         k_(k),
         arrays_(py::make_tuple(sampled, drafts, match_costs, costs, index, store, store_costs, token_logits)) {
     NumpyCall call(kDrafterName);
@@ -31,11 +32,15 @@ class Drafter {
     call.check_scalar("capacity", capacity, 1, INT32_MAX);
     call.check_scalar("max_sampled", max_sampled, 1, kMaxSampledWidth);
     call.check_scalar("lag", lag, 0, 64);
+    call.check_scalar("num_text_rows", num_text_rows, 0, INT32_MAX - num_rows);
+    call.check_scalar("text_capacity", text_capacity, num_text_rows > 0 ? 1 : 0, INT32_MAX);
     StreamOptions options{};
     options.num_rows = num_rows;
     options.capacity = capacity;
     options.max_sampled = max_sampled;
     options.lag = lag;
+    options.num_text_rows = num_text_rows;
+    options.text_capacity = text_capacity;
     const api::TensorView tokens = call.view("sampled", py::handle(sampled));
     const TokenRows<const int32_t> rows = call.check_token_rows<const int32_t>(tokens);
     call.check_shape(tokens, num_rows, 1 + max_sampled);
@@ -101,6 +106,14 @@ class Drafter {
     throw_if_out_of_memory(ngram_npu_cpu_stream_remove_request(drafter_, row));
   }
 
+  void append_text(int64_t row, const py::object& tokens, int64_t scope, bool begins_text) {
+    NumpyCall call("StreamDrafter.append_text");
+    call.check_scalar("row", row, 0, num_text_rows_ - 1);
+    const api::TensorView view = call.view("tokens", py::handle(tokens));
+    const StreamText text{row, begins_text, scope, call.check_int32s(view, api::kAnySize), view.sizes[0]};
+    throw_if_out_of_memory(ngram_npu_cpu_stream_append_text(drafter_, &text));
+  }
+
   // Creates a job and returns its address.
   uintptr_t create_job(const py::object& rows, bool writes_drafts) {
     NumpyCall call("StreamDrafter.create_job");
@@ -127,7 +140,7 @@ class Drafter {
     if (status != kOk) throw std::bad_alloc();
   }
 
-  int64_t num_rows_, k_;
+  int64_t num_rows_, num_text_rows_, k_;
   py::object arrays_;
   StreamDrafter* drafter_ = nullptr;
 };
@@ -149,16 +162,18 @@ void define_stream_drafter(py::module_& m) {
   py::class_<Drafter>(m, kDrafterName)
       .def(py::init<int64_t, int64_t, int64_t, int64_t, const py::object&, const py::object&, int64_t, int64_t, int64_t,
                     int64_t, bool, int64_t, bool, const py::object&, bool, const py::object&, int64_t,
-                    const py::object&, const py::object&, const py::object&, const py::object&>(),
+                    const py::object&, const py::object&, const py::object&, const py::object&, int64_t, int64_t>(),
            py::kw_only(), arg("num_rows"), arg("capacity"), arg("max_sampled"), arg("lag"), arg("sampled"),
            arg("drafts"), arg("min_n"), arg("max_n"), arg("k"), arg("match_policy") = 0, arg("overlap") = false,
            arg("max_len") = kNoLimit, arg("fill") = false, arg("match_costs") = py::none(), arg("ladder") = false,
            arg("costs") = py::none(), arg("cost_limit") = 0, arg("index") = py::none(), arg("store") = py::none(),
-           arg("store_costs") = py::none(), arg("token_logits") = py::none())
+           arg("store_costs") = py::none(), arg("token_logits") = py::none(), arg("num_text_rows") = 0,
+           arg("text_capacity") = 0)
       .def("add_request", &Drafter::add_request, arg("row"), arg("tokens"), arg("scope"), arg("stop_tokens"),
            arg("max_length") = kNoLimit, arg("prompt_length") = 0, arg("min_output") = 0, arg("min_pattern") = 0,
            arg("max_pattern") = 0, arg("min_count") = 0)
       .def("remove_request", &Drafter::remove_request, arg("row"))
+      .def("append_text", &Drafter::append_text, arg("row"), arg("tokens"), arg("scope"), arg("begins_text"))
       .def("create_job", &Drafter::create_job, arg("rows"), arg("writes_drafts") = true)
       .def("cancel_job", &Drafter::cancel_job)
       .def("draft_offsets", &Drafter::draft_offsets, arg("batch"))

@@ -117,6 +117,8 @@ class AsyncConfig:
     pad_slot: int = -1
     """KV slot of a token that this rank does not store; a value of `slot_dtype`."""
     slot_dtype: Literal["int32", "int64"] = "int64"
+    position_dims: int = 1
+    """D, number of dimensions of rotary positions: 3 for models with M-RoPE."""
     cp_world: int = 1
     """Number of context-parallel ranks (``compute_slot_mapping_``)."""
     cp_rank: int = 0
@@ -126,7 +128,8 @@ class AsyncConfig:
     group's block_size * blocks_per_kv_block."""
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "row_capacity", "max_step_tokens", "cp_world", "cp_interleave"):
+        names = "max_rows", "row_capacity", "max_step_tokens", "position_dims"
+        for name in (*names, "cp_world", "cp_interleave"):
             self._check_range(name, 1, _INT32_MAX)
         self._check_range("pad_token", -_INT32_MAX - 1, _INT32_MAX)
         if not self.kv_groups:
@@ -220,6 +223,11 @@ class Admission:
     stop: Stop | None = None
     """With a store and drafts on the host: stop conditions of the request. Its text is stored up to
     the first stop. Without stop conditions, the tokens of its last step are not stored."""
+    rope_positions: IntArray | None = None
+    """[D,L], L at most T: rotary positions of the first L tokens, those of a prompt with images.
+    Requires ``AsyncConfig.position_dims`` above 1 (default: L = 0)."""
+    rope_delta: int = 0
+    """Rotary position minus index, for all tokens from index L on (`mrope_position_delta`)."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Device(Protocol):
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Enqueues a copy between host and device, during which the source must not change."""
+        """Enqueues a copy to, from or within the device. The source must not change meanwhile."""
 
     def record(self, stream: Stream) -> Event:
         """Returns an event that is set when all work enqueued on `stream` so far is done."""

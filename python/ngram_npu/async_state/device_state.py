@@ -163,20 +163,32 @@ class BatchViews:
 
 
 class DeviceState:
-    """Owns the device tensors, and launches the operators on the main stream."""
+    """Owns the device tensors, and launches the operators on the main stream.
+
+    The results of a step that the next step's corrections read (counts, newest tokens and drafts)
+    have one set of buffers, so that a device graph can replay the corrections. One set suffices,
+    because the main stream orders all accesses for step n as follows:
+
+    1. begin_step waits for the downloads of step n-1, which read its results.
+    2. The corrections (:meth:`correct_counts`) read the results of step n-1.
+    3. end_step overwrites them with the results of step n, and starts their downloads.
+    """
 
     def __init__(self, config: AsyncConfig, device: Device, store: NgramStore | None) -> None:
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         int32 = torch.int32
-        self._config = config
+        self._config, self._device = config, device
         self._ops: Any = torch.ops.ngram_npu
         # These tensors are indexed by slot.
         num_packed = PackedRow.NUM_ROWS * (rows + 1)
-        self.upload = make_upload(device, config, num_packed + tokens)
+        dims = config.position_dims if config.position_dims > 1 else 0
+        end = num_packed + dims * tokens
+        self.upload = make_upload(device, config, end + tokens)
         self.token_ids, self.num_tokens = self.upload.token_ids, self.upload.num_tokens
         self.block_tables = self.upload.block_tables
         # These tensors are indexed by batch position, or by token of the step.
-        self.input_ids = self.upload.fixed[num_packed:]
+        self._rope_offsets = self.upload.fixed[num_packed:end].view(-1, tokens)
+        self.input_ids = self.upload.fixed[end:]
         self.query_start_loc = self._get_packed_row(PackedRow.QUERY_START_LOC, rows + 1)
         self._previous_drafts = self._get_packed_row(PackedRow.PREVIOUS_NUM_DRAFTS, rows)
         self._accepted = self._get_packed_row(PackedRow.NUM_ACCEPTED, rows)
@@ -184,9 +196,11 @@ class DeviceState:
         self.discard = device.tensor((rows,), torch.bool)
         self.seq_lens = device.tensor((rows,), int32)
         self.positions = device.tensor((tokens,), torch.int64)
+        self.rope_positions = device.tensor((dims, tokens), torch.int64) if dims else None
         slot_dtype = getattr(torch, config.slot_dtype)
         self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
-        # The results of the last step. In the first step, no previous position refers to a result.
+        # The results of the last step; in the first step, no previous position refers to a result.
+        # All rows are arguments of the corrections, whatever the last batch size was.
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
@@ -289,7 +303,10 @@ class DeviceState:
             self._drafting.end(self._get_packed_row(PackedRow.FREED_SLOTS, count))
 
     def correct_counts(self, views: BatchViews) -> None:
-        """Corrects the uploaded counts and completes the inputs of the forward pass."""
+        """Corrects the uploaded counts and completes the inputs of the forward pass.
+
+        The arguments of the operators depend only on the batch size of the views.
+        """
         config = self._config
         rank_arguments = {
             "cp_world": config.cp_world,
@@ -329,6 +346,8 @@ class DeviceState:
                 blocks_per_kv_block=group.blocks_per_kv_block,
                 **rank_arguments,
             )
+        if self.rope_positions is not None:
+            torch.add(self.positions, self._rope_offsets, out=self.rope_positions)
         self._ops.prepare_input_ids_(
             self.input_ids,
             query_start_loc=views.query_start_loc,
@@ -346,7 +365,7 @@ class DeviceState:
 
         This method runs before the slower lookup, because the host needs only these results.
         """
-        next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
+        results = self._ops.prepare_next_token_ids(
             sampled,
             discard=views.discard,
             token_ids=self.token_ids,
@@ -354,7 +373,17 @@ class DeviceState:
             row_indices=views.slots,
             vocab_size=self._vocab_size,
         )
+        batch = sampled.shape[0]
+        next_token_ids, num_sampled = self._next_token_ids[:batch], self._num_sampled[:batch]
+        self._device.copy(next_token_ids, results[0], "main")
+        self._device.copy(num_sampled, results[1], "main")
         return next_token_ids, num_sampled
+
+    def store_drafts(self, outputs: StepOutputs) -> StepOutputs:
+        """Copies the drafts to the buffer that the next step reads."""
+        drafts = self._draft_token_ids[: outputs.draft_token_ids.shape[0]]
+        self._device.copy(drafts, outputs.draft_token_ids, "main")
+        return replace(outputs, draft_token_ids=drafts)
 
     def propose(
         self,
@@ -399,8 +428,6 @@ class DeviceState:
             )
         else:
             drafter_batch = PaddedDrafterBatch(indices, num_rejected)
-        self._num_sampled, self._next_token_ids = num_sampled, next_token_ids
-        self._draft_token_ids = draft_token_ids
         return StepOutputs(
             next_token_ids,
             num_sampled,
@@ -435,7 +462,6 @@ class DeviceState:
             threshold=int(merge.min_accepted * ACCEPTANCE_UNIT),
             extend=merge.extend,
         )
-        self._draft_token_ids = draft_token_ids
         return replace(
             outputs,
             draft_token_ids=draft_token_ids,

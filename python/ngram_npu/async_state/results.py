@@ -32,7 +32,9 @@ class StepInputs:
     input_ids: torch.Tensor
     """[max_step_tokens] int32; the first N are used."""
     positions: torch.Tensor
-    """[max_step_tokens] int64; the first N are used."""
+    """[max_step_tokens] int64: index of each token in its request; the first N are used."""
+    rope_positions: torch.Tensor | None
+    """[D,max_step_tokens] int64, the first N columns are used; None without `position_dims`."""
     slot_mappings: tuple[torch.Tensor, ...]
     """[max_step_tokens] for each KV group; `pad_slot` from N on."""
     query_start_loc: torch.Tensor
@@ -97,7 +99,11 @@ class PaddedDrafterBatch:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """Results of a step on the device; all tensors are int32 unless stated otherwise."""
+    """Results of a step on the device; all tensors are int32 unless stated otherwise.
+
+    The first three tensors are views of buffers with fixed addresses; the next end_step overwrites
+    them.
+    """
 
     next_token_ids: torch.Tensor
     """[B], newest token of each request."""

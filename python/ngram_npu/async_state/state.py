@@ -27,6 +27,7 @@ from ngram_npu.async_state.results import (
     StepInputs,
     StepOutputs,
 )
+from ngram_npu.async_state.rope import RopeOffsets
 from ngram_npu.async_state.upload import NO_ROWS, Int32Array, Rows
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore
@@ -38,6 +39,7 @@ class _Plan(NamedTuple):
     changes: RowChanges
     step: Step
     block_changes: list[BlockChanges]
+    rope_offsets: list[Int32Array]
     rows: Rows
     """Chunks of the admitted requests' tokens and blocks."""
 
@@ -60,6 +62,10 @@ class AsyncSpecState:
     Requests are in rows 0 to R-1 of the runner's numbering. Internally, each request keeps one slot
     (`StepInputs.slot_indices`), so that moving rows copies no data. The class is not thread-safe.
     Work on the device is enqueued on the current stream, downloads on a separate stream.
+
+    With pipeline parallelism, each stage has an AsyncSpecState and calls its methods in the same
+    order with the same batches. Only the last stage samples; the other stages pass the tokens that
+    they receive from it to end_step (docs/guides/async.md#pipeline-parallelism).
 
     If a device call or a wait for the device fails (for example out of memory), host and device may
     be inconsistent. Until :meth:`rebuild`, every method raises RuntimeError with that error as its
@@ -93,7 +99,7 @@ class AsyncSpecState:
         check_store(store, config, self._device)
         self._device_state = DeviceState(config, self._device, store)
         rows, k = config.max_rows, config.ngram.k
-        self._host_state, self._block_tables = self._make_host_state()
+        self._host_state, self._block_tables, self._rope = self._make_host_state()
         self._packed = np.zeros((PackedRow.NUM_ROWS, rows + 1), np.int32)
         self._scopes = self._packed[PackedRow.SCOPES : PackedRow.SLOTS].reshape(-1).view(np.int64)
         # The counts of step n are read before step n+2 begins, so two buffers suffice. The drafts
@@ -107,13 +113,14 @@ class AsyncSpecState:
         self._last_step: Step | None = None
         self._failure: BaseException | None = None
 
-    def _make_host_state(self) -> tuple[HostState, list[BlockTable]]:
+    def _make_host_state(self) -> tuple[HostState, list[BlockTable], RopeOffsets]:
         config = self.config
         host_state = HostState(
             config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
         )
         first = self._device_state.upload.first_blocks
-        return host_state, [BlockTable(config, i, first[i]) for i in range(len(first))]
+        tables = [BlockTable(config, i, first[i]) for i in range(len(first))]
+        return host_state, tables, RopeOffsets(config)
 
     # The exact state on the device, indexed by slot, for use in work on the main stream:
 
@@ -214,11 +221,14 @@ class AsyncSpecState:
 
     # Steps.
 
-    def begin_step(self, batch: Batch) -> StepInputs:
+    def begin_step(self, batch: Batch, *, correct: bool = True) -> StepInputs:
         """Prepares the inputs of one forward pass on the device.
 
         Args:
             batch: The step. The arrays are only read, and may be reused after the call.
+            correct: Whether the corrections are launched. Otherwise the runner must launch them
+                before the forward pass: with :meth:`correct_inputs`, or by replaying a device graph
+                that contains them.
 
         Raises:
             ValueError: The batch is inconsistent, contradicts the state of its requests, or a
@@ -233,9 +243,8 @@ class AsyncSpecState:
             raise RuntimeError(
                 f"begin_step: step {self._pending_steps[0].number} must be reconciled first"
             )
-        plan = self._plan(
-            "begin_step", batch, self._step_count, self._host_state, self._block_tables
-        )
+        host = self._host_state, self._block_tables, self._rope
+        plan = self._plan("begin_step", batch, self._step_count, *host)
         changes, step, device_state = plan.changes, plan.step, self._device_state
         with self._record_failure():
             if self._last_step is not None:
@@ -243,12 +252,15 @@ class AsyncSpecState:
                 # step may overwrite them only after they have been copied to the host.
                 self._device.wait("main", self._draft_downloads[self._last_step.number % 3].event)
             self._commit(plan)
+            if not correct:
+                self._pad_inputs(len(step.rows))
             self._upload(plan, self._pack_inputs(changes, step))
             device_state.empty_slots(len(changes.freed))
             if device_state.host is not None:
                 device_state.host.announce_requests(changes)
             views = device_state.get_views(len(step.rows))
-            device_state.correct_counts(views)
+            if correct:
+                device_state.correct_counts(views)
             self._begun_step = step
             self._step_count += 1
         ends = step.query_start_loc[1:]
@@ -256,6 +268,7 @@ class AsyncSpecState:
             num_step_tokens=step.num_step_tokens,
             input_ids=device_state.input_ids,
             positions=device_state.positions,
+            rope_positions=device_state.rope_positions,
             slot_mappings=device_state.slot_mappings,
             query_start_loc=device_state.query_start_loc,
             seq_lens=device_state.seq_lens,
@@ -268,6 +281,31 @@ class AsyncSpecState:
             draft_spans=np.array((ends - step.num_scheduled_drafts, ends)).T,
         )
 
+    def correct_inputs(self, num_requests: int) -> None:
+        """Launches the corrections of a step that has begun with ``correct=False``.
+
+        The launches depend only on `num_requests`, read and write only tensors that this object
+        owns, and allocate nothing. A device graph may therefore contain them, followed by the
+        forward pass. Each step must run them exactly once. To warm up or capture a graph, call the
+        method before the first request enters.
+
+        Args:
+            num_requests: The step's number of requests or more, up to `max_rows`. The additional
+                requests have no tokens.
+
+        Raises:
+            ValueError: `num_requests` is out of range.
+            RuntimeError: A device call has failed.
+        """
+        self._require_usable("correct_inputs")
+        if not is_integer(num_requests) or not 0 <= num_requests <= self.config.max_rows:
+            raise ValueError(
+                f"correct_inputs: num_requests: expected 0 to {self.config.max_rows}, "
+                f"got {num_requests!r}"
+            )
+        with self._record_failure():
+            self._device_state.correct_counts(self._device_state.get_views(num_requests))
+
     def _plan(
         self,
         method: str,
@@ -275,20 +313,22 @@ class AsyncSpecState:
         number: int,
         host_state: HostState,
         tables: list[BlockTable],
+        rope: RopeOffsets,
     ) -> _Plan:
-        """Returns the batch's changes to rows, lengths and blocks; changes nothing."""
+        """Returns the batch's changes to the host state; changes nothing."""
         try:
             check_types(batch, len(tables))
             changes = host_state.plan_rows(batch)
             step = host_state.plan_step(batch, changes, number)
             block_changes = [table.plan(batch, changes, step) for table in tables]
+            rope_offsets = rope.plan(changes)
             rows = NO_ROWS
             if changes.admissions:
                 tokens = changes.token_ids, np.zeros(len(changes.admissions), np.int64)
                 blocks = [table.admitted for table in block_changes]
                 rows = self._device_state.upload.pack_rows(changes.admitted, [tokens, *blocks])
                 check_block_ids(rows.min_block_id, "new/resumed")
-            return _Plan(changes, step, block_changes, rows)
+            return _Plan(changes, step, block_changes, rope_offsets, rows)
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
 
@@ -296,6 +336,7 @@ class AsyncSpecState:
         self._host_state.commit(plan.changes, plan.step, plan.rows)
         for table, changes in zip(self._block_tables, plan.block_changes, strict=True):
             table.commit(changes)
+        self._rope.commit(plan.changes, plan.rope_offsets)
 
     def _upload(self, plan: _Plan, fixed: list[Int32Array]) -> None:
         upload, slots = self._device_state.upload, plan.changes.admitted
@@ -303,6 +344,11 @@ class AsyncSpecState:
         if len(slots):
             cells += upload.make_length_writes(slots, self._host_state.exact_tokens[slots])
         upload.send(plan.step.number, plan.rows, cells, fixed)
+
+    def _pad_inputs(self, batch: int) -> None:
+        """Describes requests without tokens, slot or result of the last step, from `batch` on."""
+        self._packed[PackedRow.SLOTS : PackedRow.CU_NUM_DRAFTS, batch:] = 0
+        self._packed[PackedRow.PREVIOUS_POSITIONS, batch:] = -1
 
     def _pack_inputs(self, changes: RowChanges, step: Step) -> list[Int32Array]:
         batch, freed, packed = len(step.rows), changes.freed, self._packed
@@ -320,8 +366,9 @@ class AsyncSpecState:
         packed[PackedRow.QUERY_START_LOC, : batch + 1] = step.query_start_loc
         packed[PackedRow.QUERY_START_LOC, batch + 1 :] = step.num_step_tokens
         packed[PackedRow.FREED_SLOTS, : len(freed)] = freed
+        fixed = [packed.reshape(-1), self._rope.collect(step)]
         known = self._host_state.collect_known_input_ids(step)
-        return [packed.reshape(-1)] if known is None else [packed.reshape(-1), known]
+        return fixed if known is None else [*fixed, known]
 
     def end_step(
         self, sampled_token_ids: torch.Tensor, draft: NeuralDrafter | None = None
@@ -364,6 +411,7 @@ class AsyncSpecState:
             )
             if draft is not None:
                 outputs = device_state.merge(outputs, draft(outputs), views)
+            outputs = device_state.store_drafts(outputs)
             results = (outputs.num_draft_tokens, outputs.draft_token_ids, outputs.draft_source)
             sources = [result for result in results if result is not None]
             self._draft_downloads[step.number % 3].start(sources)
@@ -462,18 +510,13 @@ class AsyncSpecState:
         except ValueError as error:
             raise ValueError(f"rebuild: {error}") from None
         no_rows = np.zeros(0, np.int32)
-        host_state, tables = self._make_host_state()
+        host = self._make_host_state()
         # The plan gets the number of the last step, because a rebuild is no step.
-        plan = self._plan(
-            "rebuild",
-            Batch(no_rows, no_rows, no_rows, new=requests),
-            self._step_count - 1,
-            host_state,
-            tables,
-        )
+        batch = Batch(no_rows, no_rows, no_rows, new=requests)
+        plan = self._plan("rebuild", batch, self._step_count - 1, *host)
         with self._record_failure():
             self._wait_for_device()  # copies in flight may use the staging buffers
-            self._host_state, self._block_tables = host_state, tables
+            self._host_state, self._block_tables, self._rope = host
             self._begun_step, self._last_step = None, None
             self._pending_steps.clear()
             self._device_state.clear(self._device)

@@ -21,11 +21,11 @@ from ngram_npu.store.device_store_integrity import check_contents
 from ngram_npu.store.device_store_layout import (
     BLOCK_TOKENS,
     END_OF_BLOCK_NUMBERS,
-    FILL,
+    HEAD_FILL,
+    HEAD_NEXT,
+    HEAD_NUMBER,
     HEAD_WORDS,
     MAX_BLOCKS,
-    NEXT,
-    NUMBER,
     SCOPE_HIGH,
     SCOPE_LOW,
     SIZES,
@@ -41,6 +41,7 @@ from ngram_npu.store.store import (
     ClearedDuringSaveError,
     NgramStore,
     Visibility,
+    check_keep_updates,
     check_same_tokenizer,
     check_token_ids,
 )
@@ -218,6 +219,10 @@ class DeviceStore:
         self._max_number = 1
         """Upper bound of the next block number."""
         self._num_changes = self._num_clears = 0
+        self._number_offset = torch.zeros((), dtype=torch.int64, device=device)
+        """What :meth:`clear` and renumbering have subtracted from the block numbers."""
+        self._update_marks: list[Tensor] = []
+        """As in :class:`NgramStore`: number of the next block, plus the offset at that time."""
         self._mutex = threading.RLock()
         """Held during the launches of a call."""
         self._snapshot_mutex = threading.Lock()
@@ -257,17 +262,17 @@ class DeviceStore:
             num_slots=self.num_slots,
             num_blocks=len(blocks),
             visibility=self.visibility,
-            tokens_held=int(blocks[:, FILL].sum()),
-            blocks_in_use=int(np.count_nonzero(blocks[:, NUMBER])),
+            tokens_held=int(blocks[:, HEAD_FILL].sum()),
+            blocks_in_use=int(np.count_nonzero(blocks[:, HEAD_NUMBER])),
         )
 
     @property
     def scopes(self) -> dict[Scope, int]:
         """Number of tokens in the store by scope, after the newest step."""
         (blocks,) = self._copy_to_host(heads_only=True)
-        blocks = blocks[blocks[:, NUMBER] != 0]
+        blocks = blocks[blocks[:, HEAD_NUMBER] != 0]
         scopes, scope_of_block = np.unique(read_scopes(blocks), return_inverse=True)
-        sums = np.bincount(scope_of_block, weights=blocks[:, FILL])
+        sums = np.bincount(scope_of_block, weights=blocks[:, HEAD_FILL])
         return dict(zip(map(Scope, scopes.tolist()), map(int, sums), strict=True))
 
     def texts(self) -> list[tuple[int, Int32Array]]:
@@ -297,6 +302,11 @@ class DeviceStore:
         stream, which is that of the steps."""
         with self._mutex:
             self.slots[slot].zero_()
+
+    def begin_requests(self, slots: Tensor) -> None:
+        """Does what :meth:`begin_request` does for slots [N] int64, which are on the device."""
+        with self._mutex:
+            self.slots.index_fill_(0, slots, 0)
 
     def append(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
@@ -378,6 +388,7 @@ class DeviceStore:
             self._num_clears += 1
             self.slots.zero_()
             if scope is None:
+                self._number_offset += self.allocator[0]
                 for tensor in (self.text, self.blocks, self.table, self.allocator):
                     tensor.zero_()
                 self._max_number = 1
@@ -385,8 +396,29 @@ class DeviceStore:
             low, high = split_scope(scope_of(scope))
             has_scope = self.blocks[:, SCOPE_LOW] == low
             has_scope &= self.blocks[:, SCOPE_HIGH] == high
-            self.text.masked_fill_(has_scope[:, None], 0)
-            self.blocks.masked_fill_(has_scope[:, None], 0)
+            self._clear_blocks(has_scope)
+
+    def mark_update(self, keep_updates: int | None = None) -> None:
+        """Announces that the model's weights have changed, and removes text of older weights, as
+        :meth:`NgramStore.mark_update` does. Tokens that are held back are dropped. Launches and
+        waits are those of :meth:`clear`.
+
+        Raises:
+            ValueError: ``keep_updates`` is less than 1.
+        """
+        check_keep_updates(keep_updates, "DeviceStore")
+        with self._snapshot_mutex, self._between_steps():
+            self.slots.zero_()
+            self._update_marks.append(self.allocator[0] + self._number_offset)
+            if keep_updates is not None and len(self._update_marks) >= keep_updates:
+                del self._update_marks[:-keep_updates]
+                self._num_clears += 1
+                end = (self._update_marks[0] - self._number_offset).clamp_(min=0)
+                self._clear_blocks(self.blocks[:, HEAD_NUMBER] < end)
+
+    def _clear_blocks(self, is_cleared: Tensor) -> None:
+        self.text.masked_fill_(is_cleared[:, None], 0)
+        self.blocks.masked_fill_(is_cleared[:, None], 0)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the text to a file of :class:`NgramStore`, which is replaced atomically. Its
@@ -482,7 +514,8 @@ class DeviceStore:
         num_blocks = len(self.blocks)
         rounds = torch.div(self.allocator[0] - 1, num_blocks, rounding_mode="floor") - 1
         offset = rounds.clamp_(min=0) * num_blocks
-        numbers = self.blocks[:, NUMBER : NEXT + 1]
+        self._number_offset += offset
+        numbers = self.blocks[:, HEAD_NUMBER : HEAD_NEXT + 1]
         for tensor in (self.slots[:, SLOT_BLOCK], numbers, self.allocator):
             tensor.sub_(offset).clamp_(min=0)
         self.table.sub_(offset * BLOCK_TOKENS).clamp_(min=0)

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from ngram_npu.store.device_store_layout import (
     BLOCK_TOKENS,
     END_OF_BLOCK_NUMBERS,
-    FILL,
-    NEXT,
-    NUMBER,
-    PREVIOUS,
+    HEAD_FILL,
+    HEAD_NEXT,
+    HEAD_NUMBER,
+    HEAD_PREVIOUS,
     SIZES,
     SLOT_BLOCK,
     SLOT_LENGTH,
@@ -51,22 +51,22 @@ def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
     if allocator[1] != next_number or not 0 <= next_number <= END_OF_BLOCK_NUMBERS:
         raise IntegrityError(f"DeviceStore: allocator: {allocator.tolist()}")
     rows = np.arange(len(blocks))
-    used = blocks[:, NUMBER] != 0
+    used = blocks[:, HEAD_NUMBER] != 0
     _require(~blocks[~used].any(axis=1), rows[~used], "a free block has a state", "block")
     rows, heads = rows[used], blocks[used]
-    numbers, previous, after = heads[:, NUMBER], heads[:, PREVIOUS], heads[:, NEXT]
+    numbers, previous, after = heads[:, HEAD_NUMBER], heads[:, HEAD_PREVIOUS], heads[:, HEAD_NEXT]
     is_recent = (numbers >= next_number - len(blocks)) & (numbers < next_number)
     is_valid = is_recent & (numbers % len(blocks) == rows)
     _require(is_valid, rows, "a block has a number that is not in the ring", "block")
-    fills = heads[:, FILL]
+    fills = heads[:, HEAD_FILL]
     _require((fills >= 1) & (fills <= BLOCK_TOKENS), rows, "a block has a wrong fill", "block")
     successors = blocks[after % len(blocks)]
     has_same_scope = read_scopes(successors) == read_scopes(heads)
-    is_linked = is_in_ring(blocks, after) & (successors[:, PREVIOUS] == numbers)
+    is_linked = is_in_ring(blocks, after) & (successors[:, HEAD_PREVIOUS] == numbers)
     is_linked &= has_same_scope & (fills == BLOCK_TOKENS)
     _require(is_linked | (after == 0), rows, "a block has a wrong successor", "block")
     predecessors = blocks[previous % len(blocks)]
-    is_linked = (predecessors[:, NEXT] == numbers) & (previous < numbers)
+    is_linked = (predecessors[:, HEAD_NEXT] == numbers) & (previous < numbers)
     is_evicted = ~is_in_ring(blocks, previous)
     _require(is_linked | is_evicted, rows, "a block has a wrong predecessor", "block")
 
@@ -79,7 +79,7 @@ def _check_slots(slots: Int64Array, blocks: Int64Array, allocator: Int64Array) -
     _require(is_assigned, rows, "a slot has a block that was not assigned", "slot")
     in_ring = is_in_ring(blocks, numbers)
     used = numbers[in_ring]
-    is_last = blocks[used % len(blocks), NEXT] == 0
+    is_last = blocks[used % len(blocks), HEAD_NEXT] == 0
     _require(is_last, rows[in_ring], "a slot's block is not the last one", "slot")
     if len(set(used.tolist())) != len(used):
         raise IntegrityError("DeviceStore: two slots have the same block")
@@ -91,12 +91,12 @@ def _check_entries(level: int, entries: Int64Array, blocks: Int64Array, text: In
     columns = np.flatnonzero(is_in_ring(blocks, entries // BLOCK_TOKENS))
     numbers, offsets = np.divmod(entries[columns], BLOCK_TOKENS)
     rows = numbers % len(blocks)
-    is_stored = offsets < blocks[rows, FILL]
+    is_stored = offsets < blocks[rows, HEAD_FILL]
     _require(is_stored, columns, f"an entry of {n} tokens refers to no token", "column")
-    previous = blocks[rows, PREVIOUS]
+    previous = blocks[rows, HEAD_PREVIOUS]
     is_readable = (offsets >= n) | is_in_ring(blocks, previous)
     columns, rows, offsets = columns[is_readable], rows[is_readable], offsets[is_readable]
-    before = blocks[rows, PREVIOUS] % len(blocks)
+    before = blocks[rows, HEAD_PREVIOUS] % len(blocks)
     gram = np.zeros(len(columns), np.uint64)
     power = 1
     for j in range(1, n + 1):

@@ -11,7 +11,7 @@ BLOCK_TOKENS = 256
 SIZES = (1, 2, 3, 4, 8, 16)
 """The lengths of n-grams in the table."""
 SLOT_WORDS, HEAD_WORDS = 3, 8
-NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
+HEAD_NUMBER, HEAD_PREVIOUS, HEAD_NEXT, HEAD_FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
 """The words of a block's head."""
 SLOT_BLOCK, SLOT_LENGTH = 0, 1
 MAX_BLOCKS = 2**20
@@ -36,7 +36,7 @@ def is_in_ring(
     blocks: npt.NDArray[np.integer], numbers: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.bool_]:
     """Returns which block numbers the ring contains."""
-    in_ring: npt.NDArray[np.bool_] = blocks[numbers % len(blocks), NUMBER] == numbers
+    in_ring: npt.NDArray[np.bool_] = blocks[numbers % len(blocks), HEAD_NUMBER] == numbers
     return in_ring & (numbers > 0)
 
 
@@ -45,8 +45,8 @@ def read_texts(text: Int32Array, blocks: Int32Array) -> list[tuple[int, Int32Arr
     scopes = read_scopes(blocks)
     chains: list[list[int]] = []
     chain_by_next: dict[tuple[int, int], list[int]] = {}  # by successor and its predecessor
-    for row in np.argsort(blocks[:, NUMBER]).tolist():
-        number, previous, after = blocks[row, : NEXT + 1].tolist()
+    for row in np.argsort(blocks[:, HEAD_NUMBER]).tolist():
+        number, previous, after = blocks[row, : HEAD_NEXT + 1].tolist()
         if number == 0:
             continue
         chain = chain_by_next.pop((number, previous), None)
@@ -55,7 +55,7 @@ def read_texts(text: Int32Array, blocks: Int32Array) -> list[tuple[int, Int32Arr
             chains.append(chain)
         chain.append(row)
         chain_by_next[after, number] = chain
-    fills = blocks[:, FILL]
+    fills = blocks[:, HEAD_FILL]
     return [
         (int(scopes[chain[0]]), np.concatenate([text[row, : fills[row]] for row in chain]))
         for chain in chains

@@ -6,12 +6,12 @@ import hashlib
 import operator
 from collections.abc import Mapping
 
-_NAMED_SCOPES = 1 << 62
+_FIRST_NAMED_SCOPE = 1 << 62
 _DIGEST_BYTES = 16
 
 
 class Scope(int):
-    """A result of :func:`scope_of`, which returns it unchanged."""
+    """An integer from :func:`scope_of`. ``scope_of`` returns a ``Scope`` unchanged."""
 
 
 def scope_of(name: str | int | None) -> Scope:
@@ -30,11 +30,11 @@ def scope_of(name: str | int | None) -> Scope:
         return Scope(0)
     if isinstance(name, str):
         digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return Scope(_NAMED_SCOPES | int.from_bytes(digest, "little") & (_NAMED_SCOPES - 1))
+        return Scope(_FIRST_NAMED_SCOPE + int.from_bytes(digest, "little") % _FIRST_NAMED_SCOPE)
     if isinstance(name, bool) or not hasattr(name, "__index__"):
         raise TypeError(f"scope_of: name: expected str, int or None, got {name!r}")
     number = operator.index(name)
-    if not 0 <= number < _NAMED_SCOPES:
+    if not 0 <= number < _FIRST_NAMED_SCOPE:
         raise ValueError(f"scope_of: name: expected 0 to 2**62 - 1, got {number}")
     return Scope(number)
 
@@ -56,6 +56,6 @@ def tokenizer_digest(vocab: Mapping[str, int]) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for number, token in sorted((number, token) for token, number in vocab.items()):
         raw = token.encode("utf-8", "surrogatepass")
-        # With the length, two adjacent tokens cannot have the same bytes as another pair.
+        # The length makes the concatenation of all tokens unambiguous.
         digest.update(number.to_bytes(8, "little") + len(raw).to_bytes(8, "little") + raw)
     return digest.hexdigest()

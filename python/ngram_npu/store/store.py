@@ -44,7 +44,7 @@ _MIN_SLOT_TOKENS = _C.STORE_MIN_BLOCKS_PER_SLOT * BLOCK_TOKENS
 # two for each token of the capacity.
 _TOKENS_PER_LINE = 4
 _MAX_LINE_BITS = 24
-_SLOT_WORDS = 4  # the first word is 0 if no request is open
+_SLOT_WORDS = 4
 _LOCK_TIMEOUT_S = 10.0
 MAX_SAVE_ATTEMPTS = 10
 _BLOCK_HEAD = np.dtype(
@@ -185,6 +185,8 @@ class NgramStore:
             import torch
 
             self.tensor = torch.from_numpy(self._words)
+        self._update_marks: list[int] = []
+        """By update of the weights that text may still be older than: the next block's number."""
         self._mutex = threading.RLock()
         _STORES.add(self)
 
@@ -266,6 +268,27 @@ class NgramStore:
         """
         with self._mutex, self._locked():
             _C.store_clear(self._words, None if scope is None else scope_of(scope))
+
+    def mark_update(self, keep_updates: int | None = None) -> None:
+        """Announces that the model's weights have changed, and removes text of older weights.
+
+        Open requests continue in new blocks. Text that was loaded, warmed or merged belongs to the
+        weights at that time; files do not contain the updates.
+
+        Args:
+            keep_updates: text from before the last ``keep_updates`` updates, including this one, is
+                removed and its memory zeroed; 1 removes all text. None: no text is removed.
+
+        Raises:
+            ValueError: ``keep_updates`` is less than 1.
+            RuntimeError: another call has been using the store for ten seconds.
+        """
+        check_keep_updates(keep_updates, "NgramStore")
+        with self._mutex, self._locked():
+            self._update_marks.append(_C.store_mark_update(self._words))
+            if keep_updates is not None and len(self._update_marks) >= keep_updates:
+                del self._update_marks[:-keep_updates]
+                _C.store_drop(self._words, self._update_marks[0])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the store, without the open requests, to a file, which is replaced atomically. A
@@ -470,40 +493,81 @@ class NgramStore:
         """Adds a text as a request that uses the last slot."""
         if not len(text):
             return
-        slot = np.array([self.num_slots - 1], np.int32)
-        length = np.array([len(text)], np.int32)
+        slots = np.array([self.num_slots - 1], np.int32)
+        length, scopes = np.array([len(text)], np.int32), np.array([scope], np.int64)
+        with self._mutex:  # only one text at a time can use the last slot
+            self.close_slots(slots)
+            self.append_rows(text[None], length, length, slot_indices=slots, scopes=scopes)
+            self.close_slots(slots)
 
-        def finish() -> None:
-            _C.ngram_store_finish_(self._words, slot)
+    def close_slots(self, slot_indices: Int32Array) -> None:
+        """Does what :meth:`finish` does, but waits while another call uses the store.
+
+        Raises:
+            RuntimeError: another call has been using the store for ten seconds.
+        """
+        self._repeat_until_done(
+            lambda: _C.ngram_store_finish_(self._words, slot_indices),
+            lambda: not self._slots[slot_indices, 0].any(),
+        )
+
+    def append_rows(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        num_new: Int32Array,
+        *,
+        slot_indices: Int32Array,
+        scopes: npt.NDArray[np.int64],
+        row_indices: Int32Array | None = None,
+    ) -> None:
+        """Adds the newest tokens of rows without drafting. Waits while another call uses the store.
+
+        Args:
+            token_ids, num_tokens: [R, S], [R] the rows and their lengths.
+            num_new: [B] number of new tokens at each row's end, at least 1.
+            slot_indices, scopes, row_indices: [B] as in ``ngram_store_step_``; slots are distinct.
+
+        Raises:
+            RuntimeError: another call has been using the store for ten seconds.
+        """
+        batch = len(num_new)
+        lengths = num_tokens if row_indices is None else num_tokens[row_indices]
 
         def step() -> None:
             _C.ngram_store_step_(
-                text[None],
-                length,
-                length,
+                token_ids,
+                num_tokens,
+                num_new,
                 self._words,
-                slot_indices=slot,
-                scopes=np.array([scope], np.int64),
-                draft_token_ids=np.zeros((1, 0), np.int32),
-                num_draft_tokens=np.zeros(1, np.int32),
-                match_len=np.zeros(1, np.int32),
-                draft_costs=np.zeros((1, 0), np.uint8),
+                row_indices=row_indices,
+                slot_indices=slot_indices,
+                scopes=scopes,
+                draft_token_ids=np.zeros((batch, 0), np.int32),
+                num_draft_tokens=np.zeros(batch, np.int32),
+                match_len=np.zeros(batch, np.int32),
+                draft_costs=np.zeros((batch, 0), np.uint8),
                 costs=np.zeros((16, _C.STORE_COST_COLUMNS), np.uint8),
             )
 
-        with self._mutex:  # only one text at a time can use the last slot
-            self._repeat_until_done(finish, is_open_after=False)
-            self._repeat_until_done(step, is_open_after=True)
-            self._repeat_until_done(finish, is_open_after=False)
+        self._repeat_until_done(
+            step, lambda: bool((self._slots[slot_indices, 1] == lengths[:batch]).all())
+        )
 
-    def _repeat_until_done(self, operator_call: Callable[[], None], *, is_open_after: bool) -> None:
-        """Repeats a call that does nothing while another call holds the lock. The last slot's state
-        shows that the call succeeded."""
-        state_word = self._parts()["slots"].stop - _SLOT_WORDS
+    @property
+    def _slots(self) -> Int32Array:
+        """[num_slots, 4]. In each row, the first word is 0 if no request is open, and the second is
+        the length up to which the request's text was stored or skipped."""
+        return self._words[self._parts()["slots"]].reshape(self.num_slots, _SLOT_WORDS)
+
+    def _repeat_until_done(
+        self, operator_call: Callable[[], None], is_done: Callable[[], bool]
+    ) -> None:
+        """Repeats a call that does nothing while another call holds the lock."""
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             operator_call()
-            if bool(self._words[state_word]) == is_open_after:
+            if is_done():
                 return
             _sleep_until_free(deadline)
 
@@ -575,6 +639,15 @@ def _sleep_until_free(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise RuntimeError(f"NgramStore: in use by another call for {_LOCK_TIMEOUT_S:g} seconds")
     time.sleep(1e-4)
+
+
+def check_keep_updates(keep_updates: int | None, owner: str) -> None:
+    """Raises ValueError unless the number of updates is None or positive. ``owner`` is the store's
+    class."""
+    if keep_updates is not None and keep_updates < 1:
+        raise ValueError(
+            f"{owner}: mark_update: keep_updates: expected at least 1 or None, got {keep_updates}"
+        )
 
 
 def check_same_tokenizer(owner: str, tokenizer: str, other: str) -> None:

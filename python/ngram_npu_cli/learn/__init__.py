@@ -24,8 +24,14 @@ from ngram_npu.store import BLOCK_TOKENS, scope_of
 from ngram_npu_cli.learn import curve
 from ngram_npu_cli.learn.curve import Evaluation, Point, ScopedText, TokenConversation, describe
 from ngram_npu_cli.learn.learn_report import LearnReport, format_report
-from ngram_npu_cli.logs.conversations import Conversation
-from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
+from ngram_npu_cli.logs.reader import (
+    Progress,
+    Tokenization,
+    TokenizedConversation,
+    ignore_progress,
+    read_requests,
+)
+from ngram_npu_cli.logs.remote import LogPath, make_path
 from ngram_npu_cli.options import LearnOptions
 from ngram_npu_cli.report import TOKENIZER_WARNING, Run
 
@@ -139,9 +145,10 @@ def learn(
         curve.make_store(options.store_tokens)  # checks the size before any work
     max_tokens = (options.store_tokens or curve.MAX_STORE_TOKENS) + RECENT_TOKENS
     sample = LogSample(-(-max_tokens // BLOCK_TOKENS))
-    stores = [Path(path) for path in paths if curve.is_store_file(Path(path))]
+    all_paths = [make_path(path) for path in paths]
+    stores = [path for path in all_paths if curve.is_store_file(path)]
     _read_stores(stores, sample, tokenization)
-    logs = [path for path in paths if Path(path) not in stores]
+    logs = [path for path, log in zip(paths, all_paths, strict=True) if log not in stores]
     if logs or not paths:
         _read_sample(logs, sample, tokenization, options, progress)
     if not sample.texts:
@@ -152,15 +159,15 @@ def learn(
     size = options.store_tokens or curve.compute_full_size(sample.texts)
     points: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
-    if evaluation.is_possible:
+    if evaluation.conversations and evaluation.earlier:
         points = evaluation.replay_curve(size)
         by_k = evaluation.replay_lengths(points[-1])
         sample.notes += evaluation.list_notes(options.store_tokens)
     else:
         sample.notes.append("no curve: this needs two conversations, or a store and a conversation")
     store = curve.make_store(size, tokenization.digest)
-    for done, text in enumerate(sample.texts, 1):
-        curve.add_texts(store, [text])
+    for done, (scope, tokens) in enumerate(sample.texts, 1):
+        store.add_text(tokens, scope)
         if done % 1000 == 0 or done == len(sample.texts):
             progress(Progress(f"{size} tokens", "learn", done, len(sample.texts)))
     if output is not None:
@@ -198,24 +205,26 @@ def _read_sample(
     progress: Callable[[Progress], None],
 ) -> None:
     """Adds the conversations of files and folders to the sample."""
-    skipped: dict[int, Skipped] = {}
 
-    def receive(number: int, conversation: Conversation) -> None:
-        skipped_of_log = skipped.setdefault(number, Skipped("conversations", strict=options.strict))
-        requests = tokenization.make_requests_or_skip(conversation, skipped_of_log)
-        if with_steps := tuple(request for request in requests if request.spans()):
+    def receive(_: int, conversation: TokenizedConversation) -> None:
+        if with_steps := tuple(r for r in conversation.requests if r.spans()):
             sample.add(TokenConversation(scope_of(conversation.scope), with_steps))
 
-    logs, omissions = read_logs(
-        paths, options, receive, scope_field=options.scope_field, progress=progress
+    logs, omissions = read_requests(
+        paths,
+        options,
+        tokenization,
+        receive,
+        scope_field=options.scope_field,
+        progress=progress,
     )
-    for number, log in enumerate(logs):
-        notes = (*log.notes, *skipped[number].list_notes())
-        sample.notes += [f"{log.name}: {note}" for note in notes]
+    sample.notes += [f"{log.name}: {note}" for log in logs for note in log.notes]
     sample.notes += omissions
 
 
-def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTokenization) -> None:
+def _read_stores(
+    files: Sequence[LogPath], sample: LogSample, tokenization: StoreTokenization
+) -> None:
     """Adds the texts of stores. A text that an earlier store also contains is omitted: stores of
     engines that were started with the same seed store all contain the seed's texts."""
     known_keys: set[bytes] = set()

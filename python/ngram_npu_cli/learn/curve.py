@@ -7,7 +7,7 @@ Also reads and checks store files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -26,6 +26,7 @@ from ngram_npu.tensors import Int32Array
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.logs.reader import Progress, ShowProgress
+from ngram_npu_cli.logs.remote import LogPath
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.replay.walks import Counts
 
@@ -125,11 +126,6 @@ class Evaluation:
             num_answers += len(conversation.answers)
         self.earlier = list(texts)[: max(0, len(texts) - num_answers)]
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether there are conversations to replay and earlier texts."""
-        return bool(self.conversations and self.earlier)
-
     def list_notes(self, store_tokens: int | None) -> list[str]:
         """Returns warnings about unreliable results and a size that is too small."""
         notes = []
@@ -172,7 +168,8 @@ class Evaluation:
         if share is not None:
             known_texts = self.earlier[len(self.earlier) - round(share * len(self.earlier)) :]
             store = make_store(store_tokens)
-            add_texts(store, known_texts)
+            for scope, tokens in known_texts:
+                store.add_text(tokens, scope)
             label = f"{store_tokens} tokens, {share:.1%} known"
         total = Counts()
         for num_done, conversation in enumerate(self.conversations, 1):
@@ -220,7 +217,7 @@ def count_blocks(num_tokens: int) -> int:
 # Files of stores
 
 
-def is_store_file(path: Path) -> bool:
+def is_store_file(path: LogPath) -> bool:
     """Returns whether a file begins like a store file; false if the file cannot be read, because
     reading it as a log then reports the reason."""
     if not path.is_file():  # opening a pipe would consume its data
@@ -249,9 +246,11 @@ def make_store(store_tokens: int, tokenizer: str = "") -> NgramStore:
         return NgramStore(1, store_tokens, tokenizer=tokenizer)
 
 
-def load_store(path: Path, tokenizer: str = "") -> NgramStore:
+def load_store(path: LogPath, tokenizer: str = "") -> NgramStore:
     """Returns the store in a file. Raises an InputError if the file is unusable or was saved for
     another vocabulary."""
+    if not isinstance(path, Path):
+        raise InputError(f"{path}: expected a local file, because it is a store; copy it first")
     with input_errors(path):
         return NgramStore.load(path, tokenizer=tokenizer)
 
@@ -279,9 +278,3 @@ def describe(path: Path) -> dict[str, Any]:
         "visibility": store.visibility,
         "tokenizer": store.tokenizer,
     }
-
-
-def add_texts(store: NgramStore, texts: Iterable[ScopedText]) -> None:
-    """Adds texts to the store, each under its scope as a number."""
-    for scope, tokens in texts:
-        store.add_text(tokens, scope)

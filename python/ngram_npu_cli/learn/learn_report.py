@@ -126,7 +126,7 @@ def format_store(contents: Mapping[str, Any]) -> str:
         f"tokens      {tokens_held}, in {contents['texts']} texts",
         f"scopes      {contents['scopes']}",
         f"visibility  {contents['visibility']}",
-        f"tokenizer   {contents['tokenizer'] or 'not formats'}",
+        f"tokenizer   {contents['tokenizer'] or 'not known'}",
     ]
     return "\n".join(map(escape_unprintable, lines))
 
@@ -136,11 +136,11 @@ def format_store(contents: Mapping[str, Any]) -> str:
 
 def check_plot(path: Path) -> None:
     """Raises an InputError if matplotlib is missing or does not know the format of `path`."""
-    canvas = _import_matplotlib("backend_bases").FigureCanvasBase
+    canvas = import_optional("matplotlib.backend_bases", "--plot", "plot").FigureCanvasBase
     formats: dict[str, str] = canvas.get_supported_filetypes()
-    if _get_format(path) not in formats:
+    if (plot_format := path.suffix[1:].lower()) not in formats:
         known = ", ".join(sorted(formats))
-        raise InputError(f'{path}: unknown plot format "{_get_format(path)}"; one of: {known}')
+        raise InputError(f'{path}: unknown plot format "{plot_format}"; one of: {known}')
 
 
 def save_plot(report: LearnReport, path: Path, target: Path) -> None:
@@ -149,28 +149,19 @@ def save_plot(report: LearnReport, path: Path, target: Path) -> None:
     The points are at equal distances, because each share is twice the previous one.
     """
     # Figure instead of pyplot, which would look for a display and keep global state.
-    figure = _import_matplotlib("figure").Figure(figsize=(6, 4), layout="constrained")
+    figure_class = import_optional("matplotlib.figure", "--plot", "plot").Figure
+    figure = figure_class(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     if report.curve:
         without_store, *curve = report.curve
-        labels, tokens_per_step = (
-            map(label_point, curve),
-            [point.tokens_per_step for point in curve],
-        )
+        labels = [label_point(point) for point in curve]
+        tokens_per_step = [point.tokens_per_step for point in curve]
         name = f"store of {report.store_tokens} tokens"
-        (line,) = axes.plot(list(labels), tokens_per_step, "o-", label=name)
+        (line,) = axes.plot(labels, tokens_per_step, "o-", label=name)
         color = line.get_color()
         axes.axhline(without_store.tokens_per_step, color=color, linewidth=0.8, linestyle=":")
         axes.set_xlabel("known of the earlier answers (dotted: no store)")
         axes.set_ylabel("tokens per step")
         axes.grid(visible=True, alpha=0.4)
         axes.legend()
-    figure.savefig(path, format=_get_format(target), dpi=150)
-
-
-def _get_format(path: Path) -> str:
-    return path.suffix.lstrip(".").lower()
-
-
-def _import_matplotlib(module: str) -> Any:
-    return import_optional(f"matplotlib.{module}", "--plot", "plot")
+    figure.savefig(path, format=target.suffix[1:].lower(), dpi=150)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,12 @@ class TokenRequest:
                 spans.append((start, offset))
         return spans
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles all turns as one string of bytes, because many arrays take longer."""
+        parts = [part for turn in self.turns for part in (turn.prompt, turn.completion)]
+        data = b"".join(part.tobytes() for part in parts)
+        return _split_request, (self.id, [len(part) for part in parts], data)
+
     def split_turns(self) -> list[TokenRequest]:
         """Returns each turn as a separate request, with all earlier turns in its prompt."""
         requests = []
@@ -145,6 +152,14 @@ class TokenRequest:
         parts = [part for turn in self.turns for part in (turn.prompt, turn.completion)]
         joined: Int32Array = np.concatenate([np.empty(0, np.int32), *parts])
         return joined
+
+
+def _split_request(ident: str, lengths: list[int], data: bytes) -> TokenRequest:
+    """Returns a request whose prompts and completions, one after the other, have these lengths."""
+    tokens: Int32Array = np.frombuffer(data, np.int32).copy()  # which can be written
+    ends = accumulate(lengths)
+    parts = (tokens[end - length : end] for end, length in zip(ends, lengths, strict=True))
+    return TokenRequest(ident, tuple(TokenTurn(prompt, next(parts)) for prompt in parts))
 
 
 # The standard library is the example input, because it is on every machine with Python, and code
@@ -170,20 +185,17 @@ MAX_COMPLETION_CHARS = 12_000
 """A completion is cut at the first line end after this many characters, to limit its weight."""
 
 
-def stdlib_conversations(
-    folder: Path | None = None, limit: int | None = None
-) -> tuple[list[Conversation], list[str]]:
+def stdlib_conversations(limit: int | None = None) -> tuple[list[Conversation], list[str]]:
     """Returns the standard library's sources as conversations of one turn each, and those of
     `STDLIB_FILES` that are missing (some distributions leave modules out).
 
     Args:
-        folder: Folder of the sources; None: the folder of the running Python.
         limit: Maximum number of conversations.
 
     Raises:
         InputError: All files are missing.
     """
-    root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    root = Path(sysconfig.get_path("stdlib"))
     conversations: list[Conversation] = []
     missing_files: list[str] = []
     for name in STDLIB_FILES:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from ngram_npu_cli.logs.answers import (
 )
 from ngram_npu_cli.logs.chat_template import render_completion
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
-from ngram_npu_cli.logs.files import read_values
+from ngram_npu_cli.logs.files import Batch, parse_batch, read_batches
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
@@ -43,21 +42,6 @@ _SHAREGPT_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
-
-
-def read_conversations(
-    path: Path, limit: int | None = None, format_name: str | None = None
-) -> list[Conversation]:
-    """Reads at most `limit` conversations of a file, as `iter_conversations` does.
-
-    Raises:
-        InputError: A record is not a conversation (the message names file and line), or the file
-            cannot be opened or has no conversation.
-    """
-    conversations = list(islice(iter_conversations(path, format_name), limit))
-    if not conversations:
-        raise InputError(f"{path}: empty, no conversation in this file")
-    return conversations
 
 
 def iter_conversations(
@@ -75,7 +59,21 @@ def iter_conversations(
         scope_field: Field of each record that contains the conversation's scope, with dots between
             nested keys.
     """
-    for number, (location, data) in enumerate(read_values(path), start=1):
+    for batch in read_batches(path):
+        for item in convert_batch(batch, format_name, scope_field):
+            if isinstance(item, Conversation):
+                yield item
+            elif skip is None:
+                raise item
+            else:
+                skip(item)
+
+
+def convert_batch(
+    batch: Batch, format_name: str | None = None, scope_field: str | None = None
+) -> Iterator[Conversation | InputError]:
+    """Yields the conversations of a part of a file, and an error for each record that is none."""
+    for number, location, data in parse_batch(batch):
         try:
             if isinstance(data, InputError):
                 raise data
@@ -84,9 +82,7 @@ def iter_conversations(
                 scope = _get_scope(data, scope_field, location)
                 conversations = [replace(c, scope=scope) for c in conversations]
         except InputError as error:
-            if skip is None:
-                raise
-            skip(error)
+            yield error
         else:
             yield from conversations
 

@@ -1,17 +1,18 @@
 """Reads conversations from files and folders, and converts them to requests of token ids.
 
-replay, tune and learn read their input with `read_logs` and convert it with a `Tokenization`.
+replay and learn read their input with `read_requests`; tune reads it with `read_logs` and converts
+only a sample with a `Tokenization`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from os import PathLike
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from ngram_npu.errors import InputError, RecordError, to_one_line
@@ -24,10 +25,21 @@ from ngram_npu_cli.logs.conversations import (
     TokenTurn,
     stdlib_conversations,
 )
-from ngram_npu_cli.logs.files import STDIN, SUFFIXES, find_files
-from ngram_npu_cli.logs.formats import iter_conversations
+from ngram_npu_cli.logs.files import (
+    STDIN,
+    SUFFIXES,
+    Batch,
+    find_files,
+    read_batches,
+    select_shard,
+)
+from ngram_npu_cli.logs.formats import convert_batch
+from ngram_npu_cli.logs.remote import LogPath, make_path
 from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import ReadingOptions
+from ngram_npu_cli.workers import map_in_order
+
+Converted = TypeVar("Converted")
 
 IDS_ONLY = "ids"
 """Value of --tokenizer for no tokenizer: only conversations with token ids are read."""
@@ -114,22 +126,68 @@ class InputLog(NamedTuple):
     notes: tuple[str, ...]
 
 
+@dataclass
+class BatchResult(Generic[Converted]):
+    """The contents of a part of a file.
+
+    Attributes:
+        number: Number of the file.
+        items: Location and conversion of each conversation, and the errors of records that are not
+            conversations, in order.
+        error: The rest of the file cannot be read.
+    """
+
+    number: int
+    items: list[tuple[str, Converted] | InputError] = field(default_factory=list)
+    error: InputError | None = None
+
+
+@dataclass(frozen=True)
+class BatchReader(Generic[Converted]):
+    """Parses a part of a file and converts its conversations, in any process."""
+
+    options: ReadingOptions
+    scope_field: str | None
+    convert: Callable[[Conversation], Converted]
+
+    def read(self, numbered_batch: tuple[int, Batch]) -> BatchResult[Converted]:
+        """Reads a batch of the file with this number, up to the option `limit`."""
+        number, batch = numbered_batch
+        result: BatchResult[Converted] = BatchResult(number)
+        num_conversations = 0
+        try:
+            for item in convert_batch(batch, self.options.format, self.scope_field):
+                if isinstance(item, InputError):
+                    result.items.append(item)
+                    continue
+                result.items.append((item.where, self.convert(item)))
+                num_conversations += 1
+                if num_conversations == self.options.limit:
+                    break
+        except InputError as error:
+            result.error = error
+        return result
+
+
 def read_logs(
     paths: Sequence[str | PathLike[str]],
     options: ReadingOptions,
-    receive: Callable[[int, Conversation], None],
+    receive: Callable[[int, Converted], None],
     *,
+    convert: Callable[[Conversation], Converted],
     scope_field: str | None = None,
     progress: ShowProgress = ignore_progress,
 ) -> tuple[list[InputLog], list[str]]:
     """Reads all conversations of files and folders; without a path, the standard library's sources.
 
-    Records that are not conversations are skipped.
+    Records that are not conversations are skipped. With several jobs, this process reads the lines
+    of the files, and others parse and convert them. The result does not depend on their number.
 
     Args:
-        paths: Files and folders.
+        paths: Files and folders, also URLs that fsspec can open.
         options: Options for reading.
-        receive: Called with the number of the input and each of its conversations.
+        receive: Called with the number of the input and each of its conversations, converted.
+        convert: Converts a conversation. It is pickled if there are several jobs.
         scope_field: Field of each record that contains the scope; dots separate nested keys.
         progress: Called after each conversation.
 
@@ -140,45 +198,121 @@ def read_logs(
         InputError: A file or folder is missing, not readable or empty, or more than half of the
             records of a file are not conversations.
     """
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError(f"jobs: expected at least 1, got {options.jobs}")
     if not paths:
-        if scope_field is not None:
-            raise InputError("scope_field: expected none for the standard library's sources")
-        conversations, missing = stdlib_conversations(limit=options.limit)
+        for option, value in (("scope_field", scope_field), ("shard", options.shard)):
+            if value is not None:
+                raise InputError(f"{option}: expected none for the standard library's sources")
+        conversations, missing = stdlib_conversations(options.limit)
         for conversation in conversations:
-            receive(0, conversation)
+            receive(0, convert(conversation))
         notes: tuple[str, ...] = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return [InputLog(STDLIB_NAME, notes if missing else ())], []
-    files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
-    name_counts = Counter(_shorten(file) for file, _ in files)
+    roots = [make_path(path) for path in paths]
+    all_files = [(file, file is not root) for root in roots for file in find_files(root)]
+    name_counts = Counter(_shorten(file) for file, _ in all_files)
+    files = select_shard(all_files, options.shard)
+    num_read = [0] * len(files)
+
+    def read_numbered_batches() -> Iterator[tuple[int, Batch]]:
+        for number, (file, _) in enumerate(files):
+            for batch in read_batches(file):
+                yield number, batch
+                if num_read[number] == options.limit:
+                    break
+
     inputs: list[InputLog] = []
     omissions: list[str] = []
-    for file, is_in_folder in files:
-        # Files of the same name in different folders get different names in tables.
-        name = str(file) if name_counts[_shorten(file)] > 1 else _shorten(file)
-        skipped = Skipped("records", str(file), options.strict)
-        previous = None
-        records = iter_conversations(file, options.format, skipped.add, scope_field)
-        try:
-            for num_read, conversation in enumerate(islice(records, options.limit), start=1):
-                progress(Progress(name, "read", num_read, 0))
-                skipped.used += conversation.where != previous  # a record may have several answers
-                previous = conversation.where
-                receive(len(inputs), conversation)
-            notes = skipped.list_notes()
-            if not skipped.used:
-                raise RecordError(f"{file}: empty, no conversation in this file")
-        except RecordError as error:
-            if options.strict or not is_in_folder or skipped.used:
-                raise  # a file found in a folder is left out only if it has no conversation
-            omissions.append(f"not a log, skipped: {str(error).partition(_FORMAT_NOTE)[0]:.240}")
-        else:
-            inputs.append(InputLog(name, notes))
+    read = BatchReader(options, scope_field, convert).read
+    with closing(map_in_order(read, read_numbered_batches(), options.jobs or 1)) as all_results:
+        for number, results in groupby(all_results, key=lambda result: result.number):
+            file, is_in_folder = files[number]
+            # Files of the same name in different folders get different names in tables.
+            name = str(file) if name_counts[_shorten(file)] > 1 else _shorten(file)
+            skipped = Skipped("records", str(file), options.strict)
+            previous = None
+            try:
+                for where, item in islice(_iter_items(results, skipped.add), options.limit):
+                    num_read[number] += 1
+                    progress(Progress(name, "read", num_read[number], 0))
+                    skipped.used += where != previous  # a record may have several answers
+                    previous = where
+                    receive(len(inputs), item)
+                notes = skipped.list_notes()
+                if not skipped.used:
+                    raise RecordError(f"{file}: empty, no conversation in this file")
+            except RecordError as error:
+                if options.strict or not is_in_folder or skipped.used:
+                    raise  # a file found in a folder is left out only if it has no conversation
+                reason = str(error).partition(_FORMAT_NOTE)[0]
+                omissions.append(f"not a log, skipped: {reason:.240}")
+            else:
+                inputs.append(InputLog(name, notes))
     if not inputs and omissions:
         raise InputError(omissions[0])
     return inputs, omissions
 
 
-def _shorten(file: Path) -> str:
+def _iter_items(
+    results: Iterable[BatchResult[Converted]], skip: Callable[[InputError], None]
+) -> Iterator[tuple[str, Converted]]:
+    """Yields location and conversion of each conversation of a file."""
+    for result in results:
+        for item in result.items:
+            if isinstance(item, InputError):
+                skip(item)
+            else:
+                yield item
+        if result.error is not None:
+            raise result.error
+
+
+def keep_conversation(conversation: Conversation) -> Conversation:
+    """Returns the conversation; for `read_logs` without a conversion."""
+    return conversation
+
+
+def read_requests(
+    paths: Sequence[str | PathLike[str]],
+    options: ReadingOptions,
+    tokenization: Tokenization,
+    receive: Callable[[int, TokenizedConversation], None],
+    *,
+    scope_field: str | None = None,
+    progress: ShowProgress = ignore_progress,
+) -> tuple[list[InputLog], list[str]]:
+    """Reads and tokenizes conversations as `read_logs` does. Also skips conversations that the chat
+    template rejects.
+
+    If a conversation has text, `tokenization` is loaded afterwards.
+    """
+    skipped: defaultdict[int, Skipped] = defaultdict(
+        lambda: Skipped("conversations", strict=options.strict)
+    )
+
+    def receive_tokenized(number: int, conversation: TokenizedConversation) -> None:
+        if conversation.has_text:
+            tokenization.load()
+        if conversation.check_or_skip(skipped[number]):
+            receive(number, conversation)
+
+    logs, omissions = read_logs(
+        paths,
+        options,
+        receive_tokenized,
+        convert=tokenization.tokenize,
+        scope_field=scope_field,
+        progress=progress,
+    )
+    inputs = [
+        InputLog(log.name, (*log.notes, *skipped[number].list_notes()))
+        for number, log in enumerate(logs)
+    ]
+    return inputs, omissions
+
+
+def _shorten(file: LogPath) -> str:
     if file == STDIN:
         return "stdin"
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
@@ -187,12 +321,41 @@ def _shorten(file: Path) -> str:
     return file.name
 
 
+@dataclass(frozen=True)
+class TokenizedConversation:
+    """A conversation as requests of token ids.
+
+    Attributes:
+        id, scope: As in `Conversation`.
+        requests: One request, or several if the template changes earlier turns.
+        has_text: Whether it was recorded as text, which needs a tokenizer.
+        error: The template rejects the conversation, or a text has no tokenizer.
+    """
+
+    id: str
+    scope: str | int | None
+    requests: tuple[TokenRequest, ...]
+    has_text: bool
+    error: RecordError | None = None
+
+    def check_or_skip(self, skipped: Skipped) -> bool:
+        """Returns whether the conversation can be used. If not, `skipped` counts it."""
+        if self.error is not None:
+            skipped.add(self.error)
+        else:
+            skipped.used += 1
+        return self.error is None
+
+
 class Tokenization:
     """Converts conversations to requests of token ids.
+
+    A copy in another process, which `pickle` makes, loads the tokenizer itself.
 
     Attributes:
         tokenizer: The tokenizer; None until `load` or the first text loads it.
         is_guessed: Whether the default tokenizer was loaded because none was chosen.
+        is_needed: Whether `load` was called, for example because a conversation has text.
     """
 
     def __init__(
@@ -203,9 +366,11 @@ class Tokenization:
     ) -> None:
         self.tokenizer: ReplayTokenizer | None = None
         self.is_guessed = False
+        self.is_needed = False
         self._name = name
         self._chat_template = chat_template
         self._template: ChatTemplate | None = None
+        self._is_given = tokenizer is not None
         if tokenizer is not None:
             self._set_tokenizer(tokenizer)
 
@@ -220,6 +385,7 @@ class Tokenization:
         Raises:
             InputError: There is no such tokenizer, or its chat template cannot be read.
         """
+        self.is_needed = True
         if self.tokenizer is None and self._name != IDS_ONLY:
             self.is_guessed = self._name is None
             self._set_tokenizer(load_tokenizer(self._name or DEFAULT_TOKENIZER))
@@ -228,6 +394,22 @@ class Tokenization:
         self.tokenizer = tokenizer
         if self._chat_template == "auto" and tokenizer.folder is not None:
             self._template = load_chat_template(tokenizer.folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._is_given:
+            raise InputError("jobs: expected 1 with a tokenizer that is an object")
+        return {**vars(self), "tokenizer": None, "_template": None}
+
+    def tokenize(self, conversation: Conversation) -> TokenizedConversation:
+        """Returns the conversation as requests, or with the error for which it is to be skipped."""
+        requests: tuple[TokenRequest, ...] = ()
+        error = None
+        try:
+            requests = tuple(self.make_requests(conversation))
+        except RecordError as record_error:
+            error = record_error
+        has_text = not conversation.has_token_ids
+        return TokenizedConversation(conversation.id, conversation.scope, requests, has_text, error)
 
     def make_requests(self, conversation: Conversation) -> list[TokenRequest]:
         """Returns one request, or several if the template changes earlier turns.
@@ -249,18 +431,6 @@ class Tokenization:
             _make_request(conversation.id, ((encode(p), encode(c)) for p, c in turns))
             for turns in self._render(conversation)
         ]
-
-    def make_requests_or_skip(
-        self, conversation: Conversation, skipped: Skipped
-    ) -> list[TokenRequest]:
-        """Returns the requests; none if the conversation is rejected, which `skipped` counts."""
-        try:
-            requests = self.make_requests(conversation)
-        except RecordError as error:
-            skipped.add(error)
-            return []
-        skipped.used += 1
-        return requests
 
     def _render(self, conversation: Conversation) -> list[list[tuple[str, str]]]:
         """Returns the texts of the requests, which a tokenizer accepts."""

@@ -9,10 +9,11 @@ callback.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from ngram_npu.errors import InputError
@@ -24,8 +25,16 @@ from ngram_npu_cli.logs.conversations import (
     Turn,
     stdlib_conversations,
 )
-from ngram_npu_cli.logs.formats import read_conversations
-from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
+from ngram_npu_cli.logs.reader import (
+    Progress,
+    Skipped,
+    Tokenization,
+    TokenizedConversation,
+    ignore_progress,
+    keep_conversation,
+    read_logs,
+    read_requests,
+)
 from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
 from ngram_npu_cli.replay.replay_report import ReplayFigures, ReplayReport, format_table
@@ -48,7 +57,6 @@ __all__ = [
     "format_table",
     "load_inputs",
     "load_tokenizer",
-    "read_conversations",
     "replay",
     "simulate",
     "stdlib_conversations",
@@ -76,7 +84,13 @@ def load_inputs(
     def receive(number: int, conversation: Conversation) -> None:
         conversations.setdefault(number, []).append(conversation)
 
-    inputs, omissions = read_logs(paths, options or ReadingOptions(), receive, progress=progress)
+    inputs, omissions = read_logs(
+        paths,
+        options or ReadingOptions(),
+        receive,
+        convert=keep_conversation,
+        progress=progress,
+    )
     loaded = [
         ReplayInput(log.name, tuple(conversations[number]), log.notes)
         for number, log in enumerate(inputs)
@@ -127,21 +141,18 @@ def replay(
     # A wrong option is reported before any work, and the time to load libraries and to start
     # threads is not measured.
     _warm_up(make_proposer(options))
-    if inputs is None:
-        inputs = load_inputs(paths, options, progress)
     tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
-    has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
-    if has_text:
-        tokenization.load()
+    if inputs is None:
+        tokenized = _read_inputs(paths, options, tokenization, progress)
+    else:
+        tokenized = [
+            _tokenize(item, tokenization, progress, strict=options.strict) for item in inputs
+        ]
     figures: list[ReplayFigures] = []
-    for item in inputs:
-        requests, notes = _tokenize(item, tokenization, progress, strict=options.strict)
+    for item in tokenized:
+        requests = item.requests
         if options.generated_only:
             requests = [turn for request in requests for turn in request.split_turns()]
-
-        def show_tokens(done: int, total: int, name: str = item.name) -> None:
-            progress(Progress(name, "replay", done, total))
-
         counts = simulate(
             item.name,
             requests,
@@ -149,9 +160,9 @@ def replay(
             k=config.k,
             batch_size=batch_size,
             padded=options.drafts == "padded",
-            progress=show_tokens,
+            progress=progress,
         )
-        figures.append(replace(counts, notes=(*item.notes, *notes)))
+        figures.append(replace(counts, notes=item.notes))
     return ReplayReport(
         **run.describe(),
         config={
@@ -162,33 +173,56 @@ def replay(
         },
         batch_size=batch_size,
         limit=options.limit,
-        tokenizer=_describe_tokenizer(tokenization, bool(paths)) if has_text else None,
+        tokenizer=_describe_tokenizer(tokenization, bool(paths)),
         inputs=tuple(figures),
     )
 
 
 def _describe_tokenizer(tokenization: Tokenization, has_paths: bool) -> dict[str, Any] | None:
     tokenizer = tokenization.tokenizer
-    if tokenizer is None:
+    if tokenizer is None or not tokenization.is_needed:
         return None
     description = {name: getattr(tokenizer, name) for name in ("name", "source", "vocab_size")}
     # The standard library is only an example, so its default tokenizer needs no warning.
     return description | ({"chosen": False} if tokenization.is_guessed and has_paths else {})
 
 
-def tokenize(
-    item: ReplayInput,
-    tokenizer: ReplayTokenizer | None,
-    chat_template: Literal["auto", "default", "none"] = "auto",
-) -> list[TokenRequest]:
+def tokenize(item: ReplayInput, tokenizer: ReplayTokenizer | None) -> list[TokenRequest]:
     """Converts one input's conversations to token ids, each prompt in its chat template.
 
     Raises:
         InputError: A turn has no token ids and there is no tokenizer, or the template rejects a
             conversation; the message names file and line.
     """
-    tokenization = Tokenization("ids", chat_template, tokenizer)
-    return _tokenize(item, tokenization, ignore_progress, strict=True)[0]
+    tokenization = Tokenization("ids", tokenizer=tokenizer)
+    return _tokenize(item, tokenization, ignore_progress, strict=True).requests
+
+
+class _TokenizedInput(NamedTuple):
+    """A named list of requests. `notes` are copied to the figures of the input."""
+
+    name: str
+    requests: list[TokenRequest]
+    notes: tuple[str, ...]
+
+
+def _read_inputs(
+    paths: Sequence[str | PathLike[str]],
+    options: ReplayOptions,
+    tokenization: Tokenization,
+    progress: Callable[[Progress], None],
+) -> list[_TokenizedInput]:
+    """Reads and tokenizes files and folders."""
+    requests: defaultdict[int, list[TokenRequest]] = defaultdict(list)
+
+    def receive(number: int, conversation: TokenizedConversation) -> None:
+        requests[number] += conversation.requests
+
+    logs, omissions = read_requests(paths, options, tokenization, receive, progress=progress)
+    inputs = [
+        _TokenizedInput(log.name, requests[number], log.notes) for number, log in enumerate(logs)
+    ]
+    return [inputs[0]._replace(notes=(*inputs[0].notes, *omissions)), *inputs[1:]]
 
 
 def _tokenize(
@@ -197,14 +231,16 @@ def _tokenize(
     progress: Callable[[Progress], None],
     *,
     strict: bool,
-) -> tuple[list[TokenRequest], tuple[str, ...]]:
-    """Returns the requests, and notes on conversations that were skipped."""
+) -> _TokenizedInput:
+    """Tokenizes an input, and adds notes on conversations that were skipped."""
     skipped = Skipped("conversations", strict=strict)
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
-        requests += tokenization.make_requests_or_skip(conversation, skipped)
+        tokenized = tokenization.tokenize(conversation)
+        if tokenized.check_or_skip(skipped):
+            requests += tokenized.requests
         progress(Progress(item.name, "tokenize", done, len(item.conversations)))
-    return requests, skipped.list_notes()
+    return _TokenizedInput(item.name, requests, (*item.notes, *skipped.list_notes()))
 
 
 def _make_ngram_proposer(options: ReplayOptions) -> Proposer:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ngram_npu.errors import InputError
 
 from ngram_npu_cli.logs.conversations import Int32Array, TokenRequest
+from ngram_npu_cli.logs.reader import Progress, ShowProgress, ignore_progress
 from ngram_npu_cli.replay.replay_report import ReplayFigures
 
 Int64Array = npt.NDArray[np.int64]
@@ -45,19 +46,19 @@ def simulate(
     k: int,
     batch_size: int,
     padded: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ShowProgress = ignore_progress,
     observe: Callable[[Int64Array, Int64Array], None] | None = None,
 ) -> ReplayFigures:
     """Replays `requests` and returns their counts.
 
     Args:
-        name: Name of the resulting figures.
+        name: Name of the resulting figures and in the progress.
         requests: The conversations, started in this order.
         proposer: A new proposer; its rows are reused for several conversations.
         k: The number of draft tokens per step for which the proposer was configured.
         batch_size: Rows of the token buffer: the maximum number of conversations at a time.
         padded: Whether every draft is padded to `k` tokens with the newest token.
-        progress: Called with the number of replayed tokens and of all generated tokens.
+        progress: Called after each call of the proposer.
         observe: Called after each call of the proposer with the numbers of the requests that made a
             step, `[B]`, and the number of tokens drafted for each, `[B]`. No request occurs twice.
 
@@ -94,8 +95,7 @@ def simulate(
         if observe is not None:
             observe(batch.request_of_row[rows], num_drafted)
         batch.advance(rows, num_yielded)
-        if progress is not None:
-            progress(num_tokens, total_tokens)
+        progress(Progress(name, "replay", num_tokens, total_tokens))
     # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
     drafted_per_pos = _count_per_position(drafted_lengths)
     accepted_per_pos = _count_per_position(accepted_lengths)

@@ -20,6 +20,7 @@ from typing import Any
 import ngram_npu._C as _C
 import numpy as np
 import numpy.typing as npt
+from ngram_npu.draft_costs import SHAPES
 from ngram_npu.store import NgramStore
 
 from ngram_npu_cli.logs.conversations import TokenRequest
@@ -29,8 +30,6 @@ IntArray = npt.NDArray[Any]
 LADDER = (1, 2, 4, 8, 16)
 MAX_MATCH = 16
 MAX_K = 16
-STORE_SHAPE = (16, 56)
-"""Shape of a store's table of costs."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,9 @@ class PositionDrafts:
     step may begin.
 
     Attributes:
-        match: [N, K], row of each draft token in the table of costs.
-        column: [N, K], column of each draft token in the table of costs.
+        match: [N, K], row of each draft token in the table of costs; int16, because [N, K] arrays
+            take most of the memory.
+        column: [N, K] int16, column of each draft token in the table of costs.
         token: [N, K], the draft tokens.
         previous_token: [N, K], the token before each draft token.
         length: [N], length of the draft, 0 without a match.
@@ -136,18 +136,14 @@ def _simulate_request(request: TokenRequest, sizes: Sequence[int]) -> PositionDr
     sources = q[x, None] + np.arange(MAX_K) % (x - q[x])[:, None]
     drafted, length = tokens[sources], np.where(m[x] > 0, MAX_K, 0)
     return PositionDrafts(
-        _convert_to_int16(np.minimum(m[x, None] + np.arange(MAX_K), 15)),
-        _convert_to_int16(outcome_bytes[sources]),
+        np.minimum(m[x, None] + np.arange(MAX_K), 15).astype(np.int16),
+        outcome_bytes[sources].astype(np.int16),
         drafted,
         tokens[sources - 1],  # arbitrary without a candidate
         length,
         _count_correct_tokens(tokens, x, remaining, drafted, length),
         remaining,
     )
-
-
-def _convert_to_int16(cells: IntArray) -> Any:
-    return cells.astype(np.int16)  # such [N, K] arrays take most of the memory
 
 
 def find_candidates(tokens: IntArray, sizes: Sequence[int] = LADDER) -> tuple[IntArray, IntArray]:
@@ -214,7 +210,7 @@ def record_store(requests: Sequence[TokenRequest], store: NgramStore) -> Positio
 def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
     tokens = request.tokens()
     positions, remaining = _find_positions(request)
-    rows, columns = np.indices(STORE_SHAPE, np.uint8)
+    rows, columns = np.indices(SHAPES["store"], np.uint8)
     match, column = (np.zeros((len(positions), MAX_K), np.uint8) for _ in range(2))
     drafted = np.zeros((len(positions), MAX_K), np.int32)
     length = np.zeros(len(positions), np.int32)
@@ -241,8 +237,8 @@ def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
     _C.ngram_store_finish_(store, slot)
     has_token = np.arange(MAX_K) < length[:, None]
     return PositionDrafts(
-        match=_convert_to_int16(np.where(has_token, match, 0)),
-        column=_convert_to_int16(np.where(has_token, column, 0)),
+        match=np.where(has_token, match, 0).astype(np.int16),
+        column=np.where(has_token, column, 0).astype(np.int16),
         token=drafted,
         previous_token=np.hstack([tokens[positions - 1, None], drafted[:, :-1]]),
         length=length,

@@ -17,7 +17,7 @@ import numpy as np
 from ngram_npu.errors import InputError
 from ngram_npu.step_time import VerificationCost, load_cost, share_of_a_step
 
-from ngram_npu_cli.logs.reader import Progress, ShowProgress, ignore_progress
+from ngram_npu_cli.logs.reader import ShowProgress, ignore_progress
 from ngram_npu_cli.options import TuneOptions
 from ngram_npu_cli.report import Run, count_usable_cores
 from ngram_npu_cli.tune.candidates import (
@@ -89,16 +89,13 @@ def tune(
     searched_candidates = [c for c in candidates if c.drafts in drafts]
     jobs = options.jobs or count_usable_cores()
 
-    def show_progress(done: int, total: int) -> None:
-        progress(Progress(f"{total} pieces", "replay", done, total))
-
     def measure(candidates: Sequence[Candidate]) -> dict[Candidate, Counts]:
         request_counts = measure_settings(
             candidates,
             traffic.requests,
             streams=traffic.list_streams(),
             jobs=jobs,
-            progress=show_progress,
+            progress=progress,
         )
         totals = {}
         for candidate, counts in request_counts.items():

@@ -29,11 +29,6 @@ td:first-child, td:last-child { text-align: left; }
 """
 
 
-def check_html() -> None:
-    """Raises an InputError if matplotlib is not installed."""
-    _import_matplotlib("matplotlib.figure")
-
-
 def save_html(report: TuneReport, path: Path) -> None:
     """Writes the report to a file. Raises an InputError if matplotlib is not installed."""
     about = report.about
@@ -56,13 +51,10 @@ def _escape(text: str) -> str:
     return html.escape(escape_unprintable(text))
 
 
-def _import_matplotlib(module: str) -> Any:
-    return import_optional(module, "--html", "html")
-
-
 def _render_svg(report: TuneReport) -> str:
     buffer = io.StringIO()
-    with _import_matplotlib("matplotlib").rc_context({"svg.fonttype": "none"}):
+    matplotlib = import_optional("matplotlib", "--html", "html")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
         draw_figure(report).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
@@ -71,8 +63,8 @@ def _render_svg(report: TuneReport) -> str:
 def draw_figure(report: TuneReport) -> Any:
     """Returns a matplotlib figure: speed-up by batch size, tokens and drafts per step, and a
     histogram of the conversations."""
-    matplotlib_figure = _import_matplotlib("matplotlib.figure")
-    figure = matplotlib_figure.Figure(figsize=(12, 3.6), layout="constrained")
+    figure_class = import_optional("matplotlib.figure", "--html", "html").Figure
+    figure = figure_class(figsize=(12, 3.6), layout="constrained")
     batch_axes, yield_axes, gain_axes = figure.subplots(1, 3)
     curves = [
         ("tab:blue", report.candidate, [r.speedup for r in report.batches]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import chain
 from typing import NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu_cli.logs.conversations import TokenRequest
+from ngram_npu_cli.logs.reader import Progress, ShowProgress, ignore_progress
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.tune.candidates import Candidate
 
@@ -36,8 +37,7 @@ def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
 
     Requests of a group have similar lengths, so that most of a batch runs until its end.
     """
-    num_generated = [sum(end - start for start, end in r.spans()) for r in requests]
-    order = sorted(range(len(requests)), key=lambda i: (num_generated[i], i))
+    order = sorted(range(len(requests)), key=lambda i: requests[i].num_generated)
     chunks: list[list[int]] = []
     longest = 0
     for i in order:
@@ -58,7 +58,7 @@ def measure_settings(
     *,
     streams: Sequence[Sequence[int]] | None = None,
     jobs: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ShowProgress = ignore_progress,
 ) -> dict[Candidate, Counts]:
     """Returns for each setting the number of steps of each request by number of drafted tokens.
 
@@ -68,7 +68,7 @@ def measure_settings(
         streams: For each store, which is empty at first, the numbers of the requests that use it,
             in order. Each request is in one stream. None: one stream of all requests.
         jobs: Number of processes.
-        progress: Called with the number of finished pieces and the number of all pieces.
+        progress: Called after each piece.
     """
     results = {c: np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates}
     chunks = [(False, chunk) for chunk in group_requests(requests)]
@@ -83,8 +83,7 @@ def measure_settings(
     ]
     for done, (piece, counts) in enumerate(_replay_pieces(requests, pieces, jobs), start=1):
         results[piece.candidate][piece.chunk] = counts
-        if progress is not None:
-            progress(done, len(pieces))
+        progress(Progress(f"{len(pieces)} pieces", "replay", done, len(pieces)))
     return results
 
 

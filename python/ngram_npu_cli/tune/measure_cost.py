@@ -164,7 +164,8 @@ class _Server:
         self._url = url
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._host = parts.netloc
-        self._is_secure = parts.scheme == "https"
+        is_secure = parts.scheme == "https"
+        self._connect = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
         key = _read_key()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._prompt = _PHRASE * max(1, options.prompt_tokens // _PHRASE_TOKENS)
@@ -233,10 +234,7 @@ class _Server:
     def _send(
         self, method: str, path: str, body: str | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        connection_class = (
-            http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-        )
-        connection = connection_class(self._host, timeout=_TIMEOUT_S)
+        connection = self._connect(self._host, timeout=_TIMEOUT_S)
         headers = {"Content-Type": "application/json", **self._headers}
         try:
             connection.request(method, self._path + path, body, headers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -229,8 +228,12 @@ def choose_lengths(
     step times gets the length of the next larger batch size with step times, because drafts save
     less time at larger batch sizes.
     """
-    same = replace(candidate, options=_remove_k(candidate))
-    variants = [c for c in measured.counts if replace(c, options=_remove_k(c)) == same]
+    variants = [
+        c
+        for c in measured.counts
+        if c.drafts == candidate.drafts
+        and dict(c.options) == {**dict(candidate.options), "k": c.config.k}
+    ]
     table: list[tuple[int, int, int]] = []
     for batch in cost.batch_sizes:
         speedups = {
@@ -245,10 +248,6 @@ def choose_lengths(
             first = table.pop()[0]
         table.append((first, batch, length))
     return table
-
-
-def _remove_k(candidate: Candidate) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, value) for name, value in candidate.options if name != "k")
 
 
 def advise(

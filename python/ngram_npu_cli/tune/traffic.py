@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +108,9 @@ def read_traffic(
     """
     options = options or TuneOptions(sample=None)
     sample = _Sample(options.sample)
-    logs, omissions = read_logs(paths, options, sample.add, progress=progress)
+    logs, omissions = read_logs(
+        paths, options, sample.add, convert=PickledConversation.of, progress=progress
+    )
     notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
     conversations = sample.list_in_order()
     tokenization = Tokenization(options.tokenizer, options.chat_template)
@@ -121,8 +124,9 @@ def read_traffic(
     input_of: list[int] = []
     skipped = [Skipped("conversations", strict=options.strict) for _ in logs]
     for done, (number, conversation) in enumerate(conversations, start=1):
-        all_requests = tokenization.make_requests_or_skip(conversation, skipped[number])
-        if with_steps := [request for request in all_requests if request.spans()]:
+        tokenized = tokenization.tokenize(conversation)
+        tokenized.check_or_skip(skipped[number])
+        if with_steps := [request for request in tokenized.requests if request.spans()]:
             conversation_of += [len(names)] * len(with_steps)
             requests += with_steps
             names.append(conversation.id)
@@ -150,6 +154,18 @@ def read_traffic(
     )
 
 
+class PickledConversation(NamedTuple):
+    """A conversation that is read only if it stays in the sample."""
+
+    id: str
+    num_characters: int
+    data: bytes
+
+    @classmethod
+    def of(cls, conversation: Conversation) -> PickledConversation:
+        return cls(conversation.id, conversation.num_characters, pickle.dumps(conversation, -1))
+
+
 class _Sample:
     """Keeps the conversations with the lowest hashes, up to a number of characters.
 
@@ -160,10 +176,10 @@ class _Sample:
     def __init__(self, max_characters: int | None) -> None:
         self.max_characters = max_characters
         self.num_read = self.characters_read = self.characters = 0
-        self._heap: list[tuple[int, int, int, Conversation]] = []
+        self._heap: list[tuple[int, int, int, PickledConversation]] = []
         self._max_hash = 1 << 64
 
-    def add(self, number: int, conversation: Conversation) -> None:
+    def add(self, number: int, conversation: PickledConversation) -> None:
         """Adds a conversation of the input `number`."""
         size = conversation.num_characters
         text = f"{self.num_read} {size} {conversation.id}".encode()
@@ -184,4 +200,4 @@ class _Sample:
     def list_in_order(self) -> list[tuple[int, Conversation]]:
         """Returns numbers of inputs and conversations in the order in which they were added."""
         entries = sorted(self._heap, key=lambda entry: entry[1])
-        return [(number, conversation) for _, _, number, conversation in entries]
+        return [(number, pickle.loads(pickled.data)) for _, _, number, pickled in entries]

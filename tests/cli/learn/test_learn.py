@@ -16,7 +16,6 @@ import pytest
 from cli_helpers import make_record, read_sample
 from core.host_drafting.reference import Reference
 from ngram_npu import NgramConfig, NgramStore
-from ngram_npu.store import file as store_file
 from ngram_npu.store import scope_of
 from ngram_npu_cli import command as cli
 from ngram_npu_cli import learn as learn_module
@@ -138,7 +137,8 @@ def test_full_size_store_keeps_all_texts(lengths: list[int]) -> None:
     blocks = sum(curve.count_blocks(length) for length in lengths)
     for num_missing_blocks, evicts in ((0, False), (1, True)):
         store = curve.make_store(max(1024, 256 * (blocks - num_missing_blocks)))
-        curve.add_texts(store, texts)
+        for scope, tokens in texts:
+            store.add_text(tokens, scope)
         assert (store.statistics.tokens_held < sum(lengths)) == (evicts and blocks > 4)
     assert curve.compute_full_size(texts) == curve.MIN_STORE_TOKENS
 
@@ -254,23 +254,6 @@ def test_scope_field_separates_scopes_and_skips_records_without_it(
         learn([logs], file, replace(TENANT_OPTIONS, strict=True))
 
 
-def test_interrupted_learn_keeps_the_old_file(
-    tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "s"
-    learn([logs], file, OPTIONS)
-    old_content = file.read_bytes()
-
-    def interrupt(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(store_file.os, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        learn([logs, logs], file, OPTIONS)
-    assert file.read_bytes() == old_content
-    assert sorted(os.listdir(tmp_path)) == ["logs.jsonl", "s"]
-
-
 # The command
 
 
@@ -306,7 +289,10 @@ def test_learn_writes_text_json_and_plot(
 
 
 def test_interrupted_plot_keeps_all_old_files(
-    tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    logs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
     record, picture = tmp_path / "r.json", tmp_path / "c.png"
@@ -321,6 +307,7 @@ def test_interrupted_plot_keeps_all_old_files(
     picture.write_text("old too")
     outputs = ["--json", str(record), "--plot", str(picture)]
     assert cli.main(["learn", str(logs), "--tokenizer", "ids", *outputs]) == 130
+    assert capsys.readouterr() == ("", "ngram-npu: interrupted\n")
     assert (record.read_text(), picture.read_text()) == ("old", "old too")
     assert sorted(os.listdir(tmp_path)) == ["c.png", "logs.jsonl", "r.json"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import read_sample
+from cli_helpers import read_conversations, read_sample
 from ngram_npu_cli.logs.chat_template import load_chat_template, render_turns
 from ngram_npu_cli.replay import (
     Conversation,
@@ -19,7 +19,6 @@ from ngram_npu_cli.replay import (
     ReplayOptions,
     ReplayTokenizer,
     Turn,
-    read_conversations,
     replay,
 )
 from ngram_npu_cli.tune import TuneOptions

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import ngram_npu
 import pytest
@@ -172,23 +171,6 @@ def test_replay_writes_json(
     out, err = capsys.readouterr()
     assert json.loads(out)["total"]["num_tokens"] == 12
     assert "tokens/step" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("--min-n 1 --max-n 3 --k 7 --overlap", {"min_n": 1, "max_n": 3, "k": 7, "overlap": True}),
-        ("--match-policy latest --max-len 100", {"match_policy": "latest", "max_len": 100}),
-        ("--sizes ladder --no-overlap", {"sizes": "ladder", "max_n": 16, "overlap": False}),
-        ("--min-draft-probability 0.177", {"sizes": "ladder", "min_draft_probability": 0.177}),
-    ],
-)
-def test_drafting_options_reach_the_report(
-    example: Path, capsys: pytest.CaptureFixture[str], arguments: str, expected: dict[str, Any]
-) -> None:
-    assert cli.main(["replay", str(example), "--json", "-", *arguments.split()]) == 0
-    config = json.loads(capsys.readouterr().out)["config"]
-    assert {name: config[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import read_conversations
 from log_samples import (
     QUESTION,
     SAMPLES,
@@ -25,7 +26,7 @@ from ngram_npu.errors import InputError
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs.formats import FORMATS, iter_conversations
 from ngram_npu_cli.logs.reader import Tokenization
-from ngram_npu_cli.replay import Turn, load_inputs, read_conversations
+from ngram_npu_cli.replay import Turn, load_inputs
 
 Writer = Callable[..., Path]
 FieldPath = tuple[Any, ...]
@@ -273,7 +274,7 @@ def test_invalid_record_is_skipped_or_named_in_the_error(
 def test_format_option_rejects_other_formats(write_jsonl: Writer) -> None:
     path = write_jsonl(TURN)
     with pytest.raises(InputError, match=r':1: missing key "messages"; read as messages, of wh'):
-        read_conversations(path, format_name="messages")
+        read_conversations(path, format="messages")
 
 
 # Values of wrong types must not end a run, drop a part of a prompt or join texts of two records.
@@ -308,13 +309,28 @@ def get_field(value: Any, path: FieldPath) -> Any:
 
 
 def change_field(record: Any, path: FieldPath, value: Any) -> Any:
-    copied = copy.deepcopy(record)
-    parent = get_field(copied, path[:-1])
-    if value is MISSING:
-        del parent[path[-1]]
+    """Returns a copy of a record with another value, or without a value, at the path."""
+    copied, (key, *rest) = record.copy(), path
+    if rest:
+        copied[key] = change_field(record[key], tuple(rest), value)
+    elif value is MISSING:
+        del copied[key]
     else:
-        parent[path[-1]] = value
+        copied[key] = value
     return copied
+
+
+@functools.cache
+def make_record(name: str, number: int) -> Any:
+    """Returns the record of a sample. All callers share it, so they must not change it."""
+    return insert_number(SAMPLES[name].record, number)
+
+
+@functools.cache
+def make_expected(name: str, number: int) -> Texts:
+    """Returns the texts that must be read from the record of a sample."""
+    texts: Texts = insert_number(SAMPLES[name].expected, number)
+    return texts
 
 
 def list_values(record: Any, path: FieldPath, paths: list[FieldPath]) -> list[Any]:
@@ -389,7 +405,7 @@ def write_file(folder: Path, name: str, changes: list[FieldChange]) -> tuple[Pat
     lines: list[str] = []
     numbers_by_line: dict[int, int] = {}
     for change in changes:
-        record = insert_number(sample.record, change.number)
+        record = make_record(name, change.number)
         if change.path:
             record = change_field(record, change.path, change.value)
         for line in sample.serialize(record):
@@ -403,15 +419,15 @@ def write_file(folder: Path, name: str, changes: list[FieldChange]) -> tuple[Pat
 def make_changes(name: str) -> list[list[FieldChange]]:
     """Returns the changes of each field, with unchanged records before, between and after them."""
     sample = SAMPLES[name]
-    paths = list(list_paths(insert_number(sample.record, 1)))
+    paths = list(list_paths(make_record(name, 1)))
     changes_of_fields = []
     for path in paths:
         changes = [FieldChange(1)]
-        for i in range(len(list_values(insert_number(sample.record, 1), path, paths))):
+        for i in range(len(list_values(make_record(name, 1), path, paths))):
             if i % 4 == 0:
                 changes.append(FieldChange(len(changes) + 1))
             number = len(changes) + 1
-            record = insert_number(sample.record, number)
+            record = make_record(name, number)
             value = list_values(record, path, paths)[i]
             if value is MISSING and path == sample.required_field:
                 continue
@@ -448,7 +464,7 @@ def test_wrong_type_in_a_field_changes_no_other_record(tmp_path: Path, name: str
                 skipped.add(numbers_by_line[int(location[1])])
         for change in changes:
             number, texts = change.number, by_number.get(change.number)
-            expected = insert_number(SAMPLES[name].expected, number)
+            expected = make_expected(name, number)
             problem = find_problem(change, expected, texts, number in skipped)
             if problem:
                 problems.append(f"{change}: {problem}")

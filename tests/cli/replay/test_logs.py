@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import DATA, make_record
-from ngram_npu_cli.replay import ReplayOptions, read_conversations, replay
+from cli_helpers import DATA, make_record, read_conversations
+from ngram_npu_cli.replay import ReplayOptions, replay
 
 Writer = Callable[..., Path]
 
@@ -58,13 +58,6 @@ def batch_file(write_jsonl: Writer) -> Path:
     requests = {record["custom_id"]: record for record in read_records("run-batch/input.jsonl")}
     answers = read_records("run-batch/output.jsonl")
     return write_jsonl(*({**requests[a["custom_id"]], **a} for a in answers), name="batch.jsonl")
-
-
-def test_all_log_formats_give_the_same_counts(
-    batch_file: Path, plain_counts: tuple[int, int, int, float | None]
-) -> None:
-    for path in (*(DATA / name for name in CONVERSATION_FILES), batch_file):
-        assert count_replay(path) == plain_counts, path
 
 
 def test_guide_states_the_counts(batch_file: Path) -> None:

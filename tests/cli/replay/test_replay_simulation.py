@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cli_helpers import ScriptedProposer, Turns, make_token_request
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
+from ngram_npu_cli.replay import InputError, Progress, ReplayFigures, simulate
 from ngram_npu_cli.replay import simulation as simulation_module
 from ops.reference import drafting
 
@@ -165,22 +165,22 @@ def test_waiting_conversations_reuse_rows() -> None:
 def test_draft_time_includes_only_the_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = {"ns": 0}
     monkeypatch.setattr(simulation_module.time, "perf_counter_ns", lambda: clock["ns"])
-    progress: list[tuple[int, int]] = []
+    progress: list[Progress] = []
 
     def draft(_: list[int]) -> list[int]:
         clock["ns"] += 7
         return []
 
-    def add_progress(done: int, total: int) -> None:
+    def add_progress(reported: Progress) -> None:
         clock["ns"] += 1000
-        progress.append((done, total))
+        progress.append(reported)
 
     requests = [make_token_request([([1], [2, 3, 4, 5])])]
     proposer = ScriptedProposer(2, draft)
     figures = simulate("t", requests, proposer, k=2, batch_size=1, progress=add_progress)
     assert (figures.num_calls, figures.draft_time_ns) == (3, 21)
     assert figures.draft_us_per_call == figures.draft_us_per_step == pytest.approx(0.007)
-    assert progress == [(1, 3), (2, 3), (3, 3)]
+    assert progress == [Progress("t", "replay", done, 3) for done in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(

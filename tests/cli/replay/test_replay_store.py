@@ -76,11 +76,13 @@ def test_command_reports_store(
 ) -> None:
     result = tmp_path / "result.json"
     arguments = ["--min-draft-probability", "0.177", "--tokenizer", "ids", "--json", str(result)]
+    arguments += ["--no-overlap", "--k", "3"]
     store = ["--store", "finish", "--store-tokens", "8192", "--generated-only"]
     assert cli.main(["replay", str(logs), *arguments, *store]) == 0
     caption = capsys.readouterr().out.splitlines()[0]
     assert "store=finish of 8192 tokens, each turn is a separate request" in caption
     assert "batch size 1," in caption
     config = json.loads(result.read_text())["config"]
-    options = {name: config[name] for name in ("store", "store_tokens", "generated_only")}
-    assert options == {"store": "finish", "store_tokens": 8192, "generated_only": True}
+    store_options = (config["store"], config["store_tokens"], config["generated_only"])
+    assert store_options == ("finish", 8192, True)
+    assert (config["sizes"], config["k"], config["overlap"]) == ("ladder", 3, False)

@@ -17,6 +17,7 @@ from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.step_time import EXAMPLES, VerificationCost
 from ngram_npu_cli.replay import (
     InputError,
+    Progress,
     ReplayInput,
     ReplayOptions,
     TokenRequest,
@@ -63,11 +64,9 @@ def test_measured_counts_equal_a_replay(
     requests = read_traffic([traffic_file]).requests
     assert len(group_requests(requests)) == 6
     candidates = (*SETTINGS, PADDED)
-    progress: list[tuple[int, int]] = []
-    measured = measure_settings(
-        candidates, requests, jobs=jobs, progress=lambda *numbers: progress.append(numbers)
-    )
-    assert progress == [(done, 24) for done in range(1, 25)]
+    progress: list[Progress] = []
+    measured = measure_settings(candidates, requests, jobs=jobs, progress=progress.append)
+    assert progress == [Progress("24 pieces", "replay", done, 24) for done in range(1, 25)]
     for candidate, counts in measured.items():
         (item,) = load_inputs([traffic_file])
         for number in (0, 17, 39):
@@ -121,9 +120,9 @@ def test_batch_cost_averages_over_independent_requests() -> None:
 
 def test_step_times_are_extrapolated() -> None:
     cost = VerificationCost("two", {4: ((4, 8), (1.0, 3.0))})
-    assert cost.compute_seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
+    assert cost.compute_times(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
     decreasing_cost = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
-    assert decreasing_cost.compute_seconds(4, np.array([100.0])) == pytest.approx([0.9]), (
+    assert decreasing_cost.compute_times(4, np.array([100.0])) == pytest.approx([0.9]), (
         "not below 0.9"
     )
 
@@ -144,7 +143,7 @@ def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
     cost = load_cost(file)
     assert cost.batch_sizes == (1, 8)
     assert not cost.is_example
-    assert cost.compute_seconds(8, np.array([24.0])) == pytest.approx([0.025])
+    assert cost.compute_times(8, np.array([24.0])) == pytest.approx([0.025])
     assert cost.select_batch_sizes([8]).batch_sizes == (8,)
     with pytest.raises(InputError, match=r"batch size 4: .* has step times for 1, 8"):
         cost.select_batch_sizes([4])
@@ -177,7 +176,7 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
     assert cost.is_example
     assert "EXAMPLE" in cost.name
     for batch in cost.batch_sizes:
-        times = cost.compute_seconds(batch, batch * np.arange(1.0, 40.0))
+        times = cost.compute_times(batch, batch * np.arange(1.0, 40.0))
         assert (np.diff(times) > 0).all()
 
 

@@ -52,7 +52,9 @@ def _make_store(visibility: str) -> NgramStore:
     return NgramStore(R, 8192, visibility=visibility, kind="numpy")
 
 
-def _make_drafting(stream: Any, store: NgramStore | None = None, lag: int = 0) -> HostDrafting:
+def _make_drafting(
+    stream: Any, store: NgramStore | None = None, lag: int = 0, **arguments: int
+) -> HostDrafting:
     return HostDrafting(
         CONFIG,
         num_rows=R,
@@ -63,6 +65,7 @@ def _make_drafting(stream: Any, store: NgramStore | None = None, lag: int = 0) -
         index=make_index(CONFIG, R, R * S, kind="numpy"),
         store=store,
         stream=stream,
+        **arguments,
     )
 
 
@@ -331,12 +334,43 @@ def test_unsupported_device_raises() -> None:
     [
         (lambda d: d.begin(R, [1]), r"add_request: row: expected 0 to 3, got 4"),
         (lambda d: d.end(-1), r"remove_request: row: expected 0 to 3, got -1"),
+        (lambda d: _append_text(d, row=2), r"append_text: row: expected 0 to 1, got 2"),
         (lambda d: _propose(d, *[[]] * (R + 1)), "propose: rows: expected at most 4, got 5"),
     ],
 )
 def test_row_out_of_range_raises(call: Any, message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
-        call(_make_drafting(None))
+        call(_make_drafting(None, num_text_rows=2, text_capacity=8))
+
+
+def _append_text(drafting: HostDrafting, row: int = 0, *tokens: int, begins: bool = True) -> None:
+    drafting.append_text(row, np.array(tokens, np.int32), scope=0, begins_text=begins)
+
+
+def test_appended_text_is_drafted_from_the_next_step_on(stream: LateStream) -> None:
+    store = NgramStore(R + 2, 8192)
+    drafting = _make_drafting(stream, store, num_text_rows=2, text_capacity=8)
+    drafting.begin(0, [1])
+    _append_text(drafting, 1, 5, 6)
+    _append_text(drafting, 1, 7, 8, begins=False)
+    assert _propose(drafting, [5]).draft_token_ids.tolist() == [[5] * K]
+    assert _propose(drafting, [6]).draft_token_ids.tolist() == [[7, 8, 6]]
+    _append_text(drafting, 1, 9, *range(20, 40), begins=False)
+    assert drafting.settle(10)
+    texts = [text.tolist() for scope, text in store.texts() if scope == 0 and 9 in text]
+    assert texts == [[5, 6, 7, 8, 9, 20, 21, 22]]  # up to the row's capacity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_text_rows": -1}, "num_text_rows: expected 0 to 2147483643, got -1"),
+        ({"num_text_rows": 1}, "text_capacity: expected 1 to 2147483647, got 0"),
+    ],
+)
+def test_invalid_text_rows_raise(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _make_drafting(None, **arguments)
 
 
 def make_stream_drafter_arguments() -> dict[str, Any]:

@@ -87,8 +87,8 @@ def test_memory_is_bounded_and_committed_on_demand() -> None:
 
 @pytest.mark.parametrize("length", [7_500, 16_384, 32_768, 60_000, 131_072])
 def test_any_data_allocates_enough_for_unrepetitive_rows(length: int) -> None:
-    """The rows need the maximum number of entries per token: 1 for n = 1 (no token is repeated),
-    and 1.5 for n = 1 and 2 (each token occurs twice)."""
+    """The rows need the maximum number of entries per token: 1 with max_n = 1, if
+    all tokens differ; 1.5 with max_n = 2, if each token occurs twice."""
     distinct_tokens = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
     repeated_tokens = np.tile(distinct_tokens[:, : length // 2], 2)
     for max_n, tokens in ((1, distinct_tokens), (2, repeated_tokens)):
@@ -169,35 +169,8 @@ def test_long_prompt_is_indexed_over_several_steps() -> None:
     assert stats.page_splits > 100
 
 
-@pytest.mark.parametrize("match_policy", [0, 1])
-def test_row_with_directory_of_several_pages_drafts_as_scan(match_policy: int) -> None:
-    rng = np.random.default_rng(7)
-    length = 1_500_000
-    tokens = rng.integers(0, 100_000, (1, length + 64), dtype=np.int32)
-    # The occurrence of a match is up to half the row away.
-    tokens[0, length // 2 : length // 2 + 1000] = tokens[0, 1000:2000]
-    index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
-    lengths = np.array([length], np.int32)
-    index.append(tokens, lengths, match_policy=match_policy)
-    assert index.tensor[DEPTH] > 10
-    scanned_tokens = tokens.copy()
-    num_drafted = 0
-    for start in (1500, 1700, length // 2 + 900, 5):
-        for position in range(start, start + 6):
-            sampled = tokens[:, position : position + 1].copy()
-            options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match_policy}
-            expected_lengths = lengths.copy()
-            expected = _C.ngram_step_(scanned_tokens, expected_lengths, sampled, **options)
-            results = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
-            assert all(map(np.array_equal, results, expected))
-            num_drafted += int(expected[3][0])
-    assert num_drafted > 20
-    assert index.statistics.rows_indexed == 24
-    index.check_integrity()
-
-
 def test_page_splits_only_when_full() -> None:
-    """The row's entries become larger at 32,768 tokens, which must not split pages."""
+    """From 32,768 tokens on, a position has 16 bits. An entry in a page of depth 4 has as many."""
     rng = np.random.default_rng(0)
     phrases = rng.integers(0, 30_000, (80, 10), np.int32)
     words = np.empty((3200, 11), np.int32)
@@ -209,7 +182,7 @@ def test_page_splits_only_when_full() -> None:
     for length in (32_700, 33_200):
         index.append(tokens, np.full(1, length, np.int32))
         splits.append(index.statistics.page_splits)
-    assert 15 < splits[0] < 31  # fewer than 32 pages, so some pages still have depth 4
+    assert 15 < splits[0] < 31  # with fewer than 2**5 pages, some still have depth 4
     assert splits[1] - splits[0] <= 2
 
 
@@ -232,8 +205,8 @@ def test_disabled_slot_indexes_a_shorter_row(uses_step: bool) -> None:
     assert index.statistics.rows_indexed == 1
 
 
-def test_row_that_does_not_fit_in_the_index_uses_the_budget() -> None:
-    """Otherwise, every row of the batch would try to allocate pages in each step."""
+def test_row_that_does_not_fit_in_the_index_uses_the_catch_up_budget() -> None:
+    """If it did not, every row of the batch would try to allocate pages in each step."""
     rows, length = 6, 20_000
     tokens = make_tokens(rows, length + 10, 9999)
     lengths = np.full(rows, length, np.int32)
@@ -251,7 +224,7 @@ def _get_first_page(words: Int32Array) -> Int32Array:
 
 
 def _count_position_bits(words: Int32Array) -> int:
-    return 12 + (int(words[ROOT]) & 15)
+    return 12 + (int(words[ROOT]) & 15)  # the low bits of a directory entry: the page's depth
 
 
 def _make_list_of_freed_pages_circular(words: Int32Array) -> None:
@@ -281,7 +254,7 @@ def _make_entries_point_outside(words: Int32Array) -> None:
     page[np.flatnonzero(page)] |= (1 << _count_position_bits(words)) - 1
 
 
-def _flip_repeated_bits(words: Int32Array) -> None:
+def _flip_marks_of_repeated_ngrams(words: Int32Array) -> None:
     page = _get_first_page(words)
     page[np.flatnonzero(page)] ^= np.int32(1 << _count_position_bits(words))
 
@@ -323,7 +296,7 @@ def _duplicate_entry(words: Int32Array) -> None:
         (_make_gap_in_line, "a line of a page has a gap"),
         (_swap_line_groups, "slot 0: an entry is not in the page and line of its key"),
         (_make_entries_point_outside, "slot 0: an entry points outside the row"),
-        (_flip_repeated_bits, "slot 0: an entry exists, or is marked, although"),
+        (_flip_marks_of_repeated_ngrams, "slot 0: an entry exists, or is marked, although"),
         (_remove_entry, "slot 0: an entry is missing"),
         (_duplicate_entry, "slot 0: an entry exists, or is marked, although"),
         (

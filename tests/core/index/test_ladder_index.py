@@ -20,7 +20,7 @@ from core.index.index_words import (
     slot_words,
 )
 from ngram_npu import _C, IntegrityError, NgramIndex
-from ops.reference.ladder import compute_outcome_bytes, find_candidate, make_ladder_draft
+from ops.reference.ladder import compute_outcome_bytes, find_candidate
 from ops.specs.store import text_rows
 
 LENGTH, CANDIDATE, OUTCOME_PAGES, OUTCOME_ROOT = 1, 6, 7, 32  # positions of words in a slot
@@ -241,26 +241,3 @@ def test_reference_candidate_equals_hand_computed_example(
     tokens: list[int], expected: tuple[int, int]
 ) -> None:
     assert find_candidate(tokens) == expected
-
-
-def test_reference_outcome_bytes_equal_hand_computed_example() -> None:
-    # The candidates are right at the second 6 (match: 5), and at the second 7 (match: 5 6). The
-    # candidate after the second 7 is 5 (match: 5 6 7), but the next token is 9.
-    assert compute_outcome_bytes([5, 6, 7, 5, 6, 7, 9]) == [0, 0, 0, 0, 3, 5, 6]
-    cycle = list(range(20))
-    assert compute_outcome_bytes(cycle * 2)[-2:] == [31, 31]
-
-
-def test_reference_draft_reads_the_table_by_match_and_outcomes() -> None:
-    # The outcome bytes of 5 6 7 5 6 are 0 0 0 0 3, the candidate is (2, 2).
-    tokens = [5, 6, 7, 5, 6]
-    table = [[100 * match + outcomes for outcomes in range(32)] for match in range(16)]
-    assert make_ladder_draft(tokens, 4, table, 10_000, True, 99) == (
-        [7, 5, 6, 7],
-        [200, 300, 403, 500],
-        2,
-    )
-    assert make_ladder_draft(tokens, 4, table, 499, False, 99) == ([7], [200], 2)
-    assert make_ladder_draft(tokens, 4, table, 10_000, True, 6) == ([7], [200], 2)
-    assert make_ladder_draft(tokens, 2, table, None, True, 99) == ([7, 5], [0, 0], 2)
-    assert make_ladder_draft([1, 2, 3], 4, table, 10_000, True, 99) == ([], [], 0)

@@ -1,16 +1,15 @@
-"""Generates random steps of requests that share a device store, and checks the drafted texts.
+"""Generates random steps of requests that share a device store.
 
 All scopes use the same phrases, so text of another scope would match everywhere. A *mark*, which is
 a token of a single request, follows each phrase. Tokens of prompts, and tokens that a row receives
-after its request has ended, must never be drafted.
+after its request has ended, must never be stored.
 """
 
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ FIRST_MARK, FIRST_PROMPT, GARBAGE = 1000, 10**6, 10**7
 class Request:
     scope: int
     mark: int
-    generated: array[int] = field(default_factory=lambda: array("i"))
     has_ended: bool = False
 
     def generate(self, rng: random.Random) -> Iterator[int]:
@@ -89,15 +87,9 @@ class Requests:
         if self.rng.random() < 0.02 or begin + 2 * count + 48 > self.token_ids.shape[1]:
             # The device samples once more before it learns that the request has ended.
             tokens, request.has_ended = [GARBAGE] * count, True
-        else:
-            request.generated.extend(tokens)
         self.token_ids[row, begin : begin + count] = torch.tensor(tokens, dtype=torch.int32)
         self.num_tokens[row] += count
         return count
-
-    def text(self, row: int) -> list[int]:
-        tokens: list[int] = self.token_ids[row, : int(self.num_tokens[row])].tolist()
-        return tokens
 
 
 def new_drafts(batch: int, own_length: int = 0) -> dict[str, Any]:
@@ -118,31 +110,3 @@ def run_step(store: DeviceStore, requests: Requests, step: Step) -> dict[str, An
     store.append(*rows, **indices, max_new=MAX_NEW)
     store.propose(*rows, **indices, **drafts)
     return drafts
-
-
-def contains(texts: list[Request], scope: int, piece: list[int]) -> bool:
-    """Returns whether a request of the scope generated these tokens consecutively."""
-    piece_bytes = array("i", piece).tobytes()
-    for request in texts:
-        text = request.generated.tobytes() if request.scope == scope else b""
-        offset = text.find(piece_bytes)
-        while offset > 0 and offset % 4:
-            offset = text.find(piece_bytes, offset + 1)
-        if offset >= 0:
-            return True
-    return False
-
-
-def check_drafts(requests: Requests, step: Step, drafts: dict[str, Any]) -> int:
-    """Checks that each draft is text of the request's scope after the tokens at the row's end, and
-    returns the number of drafts."""
-    num_drafts = 0
-    for i, row in enumerate(step.rows.tolist()):
-        count, n = int(drafts["num_draft_tokens"][i]), int(drafts["match_len"][i])
-        if count == 0:
-            continue
-        num_drafts += 1
-        piece = requests.text(row)[-n:] + drafts["draft_token_ids"][i, :count].tolist()
-        scope = int(step.scopes[i])
-        assert contains(requests.texts, scope, piece), f"row {row}: {piece} is not of its scope"
-    return num_drafts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import itemgetter
 from typing import Any
 
 import ngram_npu.store.device_store as device_store
@@ -15,9 +14,7 @@ from core.store.device_steps import (
     MAX_NEW,
     SCOPES,
     K,
-    Request,
     Requests,
-    check_drafts,
     new_drafts,
     run_step,
 )
@@ -25,7 +22,6 @@ from ngram_npu import IntegrityError
 from ngram_npu.store import Scope
 from ngram_npu.store.device_store import SIZES, DeviceStore
 from ops import reference
-from ops.reference.device_store import key_of
 
 NAMES = ("slots", "text", "blocks", "table", "allocator")
 TINY_RINGS = [(2, 1), (3, 2), (5, 64), (16, 4096)]
@@ -106,14 +102,14 @@ def run_random_steps(seed: int, size: tuple[int, int], num_steps: int, first: in
         for name, tensor in drafts.items():
             assert np.array_equal(tensor.numpy(), expected[name]), name
         model.check(store)
-        num_drafts += check_drafts(requests, step, drafts)
+        num_drafts += int((drafts["num_draft_tokens"] > 0).sum())
     store.check_integrity()
     assert not (store.text == GARBAGE).any()
     return num_drafts
 
 
 @pytest.mark.parametrize("size", TINY_RINGS)
-def test_random_steps_match_reference_and_mix_no_scopes(size: tuple[int, int]) -> None:
+def test_random_steps_match_reference(size: tuple[int, int]) -> None:
     num_drafts = run_random_steps(1, size, 150)
     assert num_drafts > 20 or size[1] < 64
 
@@ -121,69 +117,6 @@ def test_random_steps_match_reference_and_mix_no_scopes(size: tuple[int, int]) -
 @pytest.mark.parametrize("size", TINY_RINGS)
 def test_random_steps_across_the_last_block_number_match_reference(size: tuple[int, int]) -> None:
     run_random_steps(2, size, 60, first=2**23 - 20)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", TINY_RINGS)
-@pytest.mark.parametrize("seed", [3, 4, 5, 6])
-def test_many_random_steps_match_reference(seed: int, size: tuple[int, int]) -> None:
-    run_random_steps(seed, size, 800, first=1 if seed % 2 else 2**23 - 200)
-
-
-NUM_COLUMNS = 1 << 12
-Newest = dict[tuple[int, int], tuple[tuple[int, int], Request]]
-"""By level and column: block number, place in the request's text, request."""
-
-
-def test_draft_follows_the_longest_ngram_at_its_highest_position() -> None:
-    """Compared with a dictionary over the requests' texts, in a store so large that nothing is
-    replaced."""
-    store, requests = new_store(512, NUM_COLUMNS), Requests(9)
-    newest: Newest = {}
-    stored: dict[int, int] = {}
-    numbers: dict[tuple[int, int], int] = {}  # of the blocks, in the order of assignment
-    num_drafts = 0
-    for _ in range(120):
-        step = requests.next_step()
-        drafts = run_step(store, requests, step)
-        for row, count in zip(step.rows.tolist(), step.num_sampled.tolist(), strict=True):
-            request = requests.rows[row]
-            if count == 0:
-                continue
-            held_back = 0 if request.has_ended else count
-            begin = stored.get(request.mark, 0)
-            stored[request.mark] = len(request.generated) - held_back
-            for place in range(begin, stored[request.mark]):
-                number = numbers.setdefault((request.mark, place // 256), len(numbers))
-                for level, n in enumerate(SIZES):
-                    if n <= place:
-                        gram = request.generated[place - n : place].tolist()
-                        key = level, key_of(gram, request.scope, level) % NUM_COLUMNS
-                        last = newest.get(key, ((-1, 0), request))
-                        newest[key] = max(last, ((number, place), request), key=itemgetter(0))
-        for i, row in enumerate(step.rows.tolist()):
-            if step.num_sampled[i] > 0:
-                expected = find_in_texts(newest, stored, requests.text(row), int(step.scopes[i]))
-                draft = drafts["draft_token_ids"][i].tolist()
-                assert draft[: len(expected)] == expected
-                assert int(drafts["num_draft_tokens"][i]) == len(expected)
-                num_drafts += len(expected) > 0
-    assert num_drafts > 100
-
-
-def find_in_texts(newest: Newest, stored: dict[int, int], text: list[int], scope: int) -> list[int]:
-    for level, n in reversed(list(enumerate(SIZES))):
-        if n > len(text):
-            continue
-        tail = text[-n:]
-        entry = newest.get((level, key_of(tail, scope, level) % NUM_COLUMNS))
-        if entry is None:
-            continue
-        (_, place), request = entry
-        if request.scope == scope and request.generated[place - n : place].tolist() == tail:
-            end = min(place + K, stored[request.mark])
-            return list(request.generated[place:end])
-    return []
 
 
 def filled_store() -> DeviceStore:
@@ -222,10 +155,6 @@ def test_clear_leaves_no_token_of_the_scope() -> None:
     tokens = set(store.text.flatten().tolist())
     assert not tokens & cleared
     assert tokens & kept
-    store.check_integrity()
-    for _ in range(40):
-        step = requests.next_step()
-        check_drafts(requests, step, run_step(store, requests, step))
     store.check_integrity()
     store.clear()
     assert not any(array.any() for array in arrays_of(store).values())

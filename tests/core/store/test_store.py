@@ -81,7 +81,7 @@ def test_live_text_is_drafted_for_other_requests() -> None:
     assert (stats.blocks_in_use, stats.open_slots) == (2, 2)
 
 
-def test_text_is_drafted_after_its_request_ends_with_visibility_finish() -> None:
+def test_visibility_finish_drafts_text_only_after_its_request_ends() -> None:
     store = NgramStore(2, 4096, visibility="finish")
     request = Request(store, 0)
     request.append(TEXT)
@@ -145,6 +145,23 @@ def test_warm_equals_a_request_with_equal_text() -> None:
     assert np.array_equal(warmed_store.tensor, request_store.tensor)
 
 
+def test_appended_rows_continue_the_text_of_their_slots() -> None:
+    store = NgramStore(3, 8192)
+    rows = np.arange(20, dtype=np.int32).reshape(2, 10)
+    slots, scopes = np.array([2, 0], np.int32), np.array([5, 0], np.int64)
+    for count in (4, 6):
+        lengths = np.full(2, count, np.int32)
+        new = np.full(2, min(count, 4), np.int32)  # tokens of both calls overlap
+        store.append_rows(rows, lengths, new, slot_indices=slots, scopes=scopes)
+    assert [(scope, text.tolist()) for scope, text in store.texts()] == [
+        (5, [0, 1, 2, 3, 4, 5]),
+        (0, [10, 11, 12, 13, 14, 15]),
+    ]
+    assert store.statistics.tokens_inserted == 12
+    store.close_slots(slots)
+    assert store.statistics.open_slots == 0
+
+
 def test_clear_erases_one_scope_or_all_scopes() -> None:
     store = NgramStore(2, 8192)
     store.warm([TEXT * 20], scope="a")
@@ -167,7 +184,7 @@ def test_clear_erases_one_scope_or_all_scopes() -> None:
     store.check_integrity()
 
 
-def test_store_pack_rejects_small_buffer_and_missing_piece() -> None:
+def test_store_pack_rejects_small_buffer_and_piece_out_of_range() -> None:
     store, size = NgramStore(1, 4096), _C.STORE_PIECE_WORDS
     buffer = np.full(size, 7, np.int32)
     with pytest.raises(ValueError, match=f"^store_pack: to: expected size {size}, got size "):

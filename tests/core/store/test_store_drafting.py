@@ -25,9 +25,9 @@ EACH_KIND = pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERS
 TEXT = list(range(100, 140))
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
 CONFIG = dataclasses.replace(LADDER, store="live", store_tokens=16384)
-LOW_COSTS: Any = np.ones((16, _C.STORE_COST_COLUMNS), np.uint8)  # by match length and column
+LOW_COSTS: Any = np.ones((16, _C.STORE_COST_COLUMNS), np.uint8)  # as NgramConfig.store_costs
 LOW_COST_CONFIG = dataclasses.replace(CONFIG, store_costs=LOW_COSTS)
-"""With such low costs, a draft ends only at the end of its text."""
+"""With such low costs, a draft ends only at the end of the stored text, or after k tokens."""
 PHRASES = np.random.default_rng(6).integers(0, 50, (12, 6))
 ROW_SAMPLES: dict[str, list[int] | None] = {
     "all": None,
@@ -68,14 +68,22 @@ def list_stored_texts(drafter: Any) -> list[tuple[int, list[int]]]:
 
 @EACH_KIND
 @pytest.mark.parametrize("has_slot_indices", [False, True])
-def test_step_equals_index_step_and_store_step(convert: Convert, has_slot_indices: bool) -> None:
-    """The requests have two scopes. In every ninth step, a new request replaces that of a row."""
-    proposer: Any = NgramProposer(CONFIG, num_slots=8)
+@pytest.mark.parametrize("has_prompt_scopes", [False, True])
+def test_step_equals_index_step_and_store_steps(
+    convert: Convert, has_slot_indices: bool, has_prompt_scopes: bool
+) -> None:
+    """The requests have two scopes. In every ninth step, a new request replaces that of a row. With
+    prompt scopes, a second step of the store has the other half of its slots."""
+    num_store_slots = 16 if has_prompt_scopes else 8
+    kind: Any = "numpy" if convert is np.asarray else "torch"
+    proposer: Any = NgramProposer(
+        CONFIG, num_slots=8, store=NgramStore(num_store_slots, 16384, kind=kind)
+    )
     without_store = NgramProposer(LADDER, num_slots=8)
-    store = NgramStore(8, 16384)
+    store = NgramStore(num_store_slots, 16384)
     rows, expected_rows = make_rows(convert), make_rows(np.asarray)
     rng = np.random.default_rng(1)
-    num_changed = 0
+    num_changed = [0, 0]
     for step in range(200):
         if step % 9 == 0:
             for tokens, lengths in (rows, expected_rows):
@@ -92,27 +100,35 @@ def test_step_equals_index_step_and_store_step(convert: Convert, has_slot_indice
         texts = make_random_texts(rng)
         arguments = {name: convert(value) for name, value in requests.items()}
         arguments |= {"scopes": convert(scopes), "draft_costs": convert(np.zeros((4, 8), np.uint8))}
+        slots = requests.get("slot_indices", order)
+        calls = [{"slot_indices": slots, "scopes": scopes}]
+        if has_prompt_scopes:
+            prompts = {"scopes": 10 + order % 3, "slot_indices": np.where(slots < 0, -1, slots + 8)}
+            calls.append(prompts)
+            arguments["prompt_scopes"] = convert(prompts["scopes"])
         result = proposer.step(*rows, make_sampled(convert, texts), **arguments)
         costs = np.full((4, 8), 255, np.uint8)
         sampled = make_sampled(np.asarray, texts)
         expected = without_store.step(*expected_rows, sampled, draft_costs=costs, **requests)
-        drafts_before = expected.draft_token_ids.copy()
-        _C.ngram_store_step_(
-            *expected_rows,
-            expected.num_sampled,
-            store.tensor,
-            scopes=scopes,
-            draft_token_ids=expected.draft_token_ids,
-            num_draft_tokens=expected.num_draft_tokens,
-            match_len=expected.match_len,
-            draft_costs=costs,
-            costs=default_store_costs(),
-            cost_limit=40,
-            **requests,
-        )
-        num_changed += (drafts_before != expected.draft_token_ids).any()
+        for number, call in enumerate(calls):
+            drafts_before = expected.draft_token_ids.copy()
+            _C.ngram_store_step_(
+                *expected_rows,
+                expected.num_sampled,
+                store.tensor,
+                row_indices=order,
+                draft_token_ids=expected.draft_token_ids,
+                num_draft_tokens=expected.num_draft_tokens,
+                match_len=expected.match_len,
+                draft_costs=costs,
+                costs=default_store_costs(),
+                cost_limit=40,
+                **call,
+            )
+            num_changed[number] += (drafts_before != expected.draft_token_ids).any()
         assert are_equal((*result, arguments["draft_costs"]), (*expected, costs))
-    assert num_changed > 50, "the store must replace drafts"
+    assert num_changed[0] > 50, "the store must replace drafts"
+    assert (num_changed[1] > 10) == has_prompt_scopes
     assert isinstance(proposer.store.tensor, type(rows[0]))
     assert np.array_equal(np.asarray(proposer.store.tensor), store.tensor)
 
@@ -279,6 +295,19 @@ def test_invalid_scopes_raise_before_writing(convert: Convert, scopes: Any, mess
     assert proposer.store is None
 
 
+def test_reset_ends_requests_in_their_prompt_scopes() -> None:
+    """With visibility "finish", the text can be drafted only then."""
+    proposer = NgramProposer(LOW_COST_CONFIG, store=NgramStore(8, 16384, visibility="finish"))
+    rows = make_rows(np.asarray)
+    sampled = make_sampled(np.asarray, [TEXT[:6]] + [[]] * 3)
+    proposer.step(*rows, sampled, scopes=np.arange(4), prompt_scopes=np.full(4, 9))
+    proposer.reset(np.array([0]))
+    sampled = make_sampled(np.asarray, [[]] + [TEXT[:2]] * 3)
+    prompts = np.array([9, 9, 8, 9])
+    result = proposer.step(*rows, sampled, scopes=np.arange(4), prompt_scopes=prompts)
+    assert result.num_draft_tokens.tolist() == [0, 4, 0, 4]
+
+
 def test_invalid_store_arguments_are_rejected() -> None:
     tokens, lengths = make_rows(np.asarray)
     sampled = make_sampled(np.asarray, [[1]] * 4)
@@ -286,6 +315,12 @@ def test_invalid_store_arguments_are_rejected() -> None:
         NgramProposer(CONFIG).propose(tokens, lengths)
     with pytest.raises(ValueError, match="scopes: expected None without a store"):
         NgramProposer(LADDER).propose(tokens, lengths, scopes=np.zeros(4, np.int64))
+    prompt_scopes = np.arange(4)
+    with pytest.raises(ValueError, match="step: prompt_scopes: expected None without a store"):
+        NgramProposer(LADDER).step(tokens, lengths, sampled, prompt_scopes=prompt_scopes)
+    with pytest.raises(ValueError, match="prompt_scopes: expected a store with at least 8 slots"):
+        NgramProposer(CONFIG).step(tokens, lengths, sampled, prompt_scopes=prompt_scopes)
+    assert not lengths.any()
     with pytest.raises(ValueError, match="store: expected None without a min_draft_probability"):
         NgramProposer(NgramConfig(), store=NgramStore(1, 4096))
     torch_proposer = NgramProposer(LADDER, store=NgramStore(4, 16384, kind="torch"))

@@ -1,6 +1,7 @@
 """Tests that a request receives only text of its scope from a store, and no text of prompts.
 
-The random steps, and the model that checks them, are in `isolation.py`. They use no kernel code.
+`isolation.py` contains the random steps, and the ledger, which records all texts and checks drafts
+and stores. They use no kernel code. A mark is a token that only one request has generated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ def test_store_in_random_steps_mixes_no_texts(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_store_in_many_random_steps_mixes_no_texts(name: str) -> None:
-    """Runs 25,000 row steps for each of the four names."""
     num_row_steps = sum(run_random_steps(name, seed, 5_000).num_row_steps for seed in range(1, 6))
     assert num_row_steps >= 25_000
 
@@ -66,7 +66,7 @@ def test_random_steps_detect_wrong_arguments(fault: str, monkeypatch: pytest.Mon
         run_random_steps("device live", 0, 3000)
 
 
-def test_random_steps_detect_missing_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_steps_detect_text_stored_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_state, "LAG", 0)
     with pytest.raises(AssertionError, match=ERROR_MESSAGES):
         run_random_steps("host live", 0, 3000)

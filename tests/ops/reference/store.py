@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, repeat
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ def seed_of(scope: int) -> int:
 
 
 def compute_key(ngram: Tokens, scope: int) -> int:
-    polynomial = sum(token * power for token, power in zip(reversed(ngram), POWERS, strict=False))
+    polynomial = sum(map(mul, reversed(ngram), POWERS))
     level = len(ngram).bit_length() - 1
     return mix((polynomial & MASK64 ^ seed_of(scope)) + (level + 1) * BASE & MASK64)
 

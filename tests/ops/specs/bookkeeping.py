@@ -114,7 +114,7 @@ ROW_ARGUMENTS = ("token_ids", "num_tokens", "row_indices")
 PREPARE_NEXT_TOKEN_IDS = OpSpec(
     name="prepare_next_token_ids",
     reference=reference.prepare_next_token_ids,
-    samples=_make_next_token_samples,
+    make_samples=_make_next_token_samples,
     bad_calls=(
         *(
             BadCall(
@@ -160,7 +160,7 @@ def _make_padded_samples(rng: np.random.Generator) -> Iterator[Sample]:
 PREPARE_INPUTS_PADDED = OpSpec(
     name="prepare_inputs_padded",
     reference=reference.prepare_inputs_padded,
-    samples=_make_padded_samples,
+    make_samples=_make_padded_samples,
     bad_calls=(),
     sizes=tuple(_make_batch(np.random.default_rng(1), batch, 5) for batch in (7, 11, 15)),
 )
@@ -207,7 +207,7 @@ def _make_inputs_sizes() -> Iterator[Args]:
 PREPARE_INPUTS = OpSpec(
     name="prepare_inputs",
     reference=reference.prepare_inputs,
-    samples=_make_inputs_samples,
+    make_samples=_make_inputs_samples,
     bad_calls=(NO_OFFSET,),
     sizes=tuple(_make_inputs_sizes()),
 )
@@ -281,7 +281,7 @@ def _make_input_ids_sizes() -> Iterator[Args]:
 PREPARE_INPUT_IDS = OpSpec(
     name="prepare_input_ids_",
     reference=reference.prepare_input_ids_,
-    samples=_make_input_ids_samples,
+    make_samples=_make_input_ids_samples,
     bad_calls=(),
     sizes=tuple(_make_input_ids_sizes()),
     not_randomized=frozenset({"query_start_loc"}),  # must not decrease
@@ -341,7 +341,7 @@ def _gather_sizes() -> Iterator[Args]:
 GATHER_SAMPLED_TOKENS = OpSpec(
     name="gather_sampled_tokens_",
     reference=reference.gather_sampled_tokens_,
-    samples=_gather_samples,
+    make_samples=_gather_samples,
     bad_calls=(
         BadCall(
             {"sampled_tokens": np.zeros((4, 1), np.int32)},

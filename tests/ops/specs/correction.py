@@ -79,7 +79,7 @@ COUNTS_BAD_CALLS = (
 CORRECT_NUM_COMPUTED_TOKENS = OpSpec(
     name="correct_num_computed_tokens_",
     reference=reference.correct_num_computed_tokens_,
-    samples=_make_counts_samples,
+    make_samples=_make_counts_samples,
     bad_calls=COUNTS_BAD_CALLS,
     sizes=tuple(_make_counts_sizes()),
 )
@@ -238,7 +238,7 @@ BATCH_LARGER_THAN_TABLE = BadCall(
 COMPUTE_SLOT_MAPPING = OpSpec(
     name="compute_slot_mapping_",
     reference=reference.compute_slot_mapping_,
-    samples=_make_slots_samples,
+    make_samples=_make_slots_samples,
     bad_calls=(
         *LAYOUT_BAD_CALLS,
         NO_OFFSET,
@@ -362,7 +362,7 @@ def _make_state_sizes() -> Iterator[Args]:
 CORRECT_SPEC_STATE = OpSpec(
     name="correct_spec_state_",
     reference=reference.correct_spec_state_,
-    samples=_make_state_samples,
+    make_samples=_make_state_samples,
     bad_calls=(
         *COUNTS_BAD_CALLS,
         *LAYOUT_BAD_CALLS,

@@ -181,7 +181,7 @@ def _size_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield _sample(f"first-{batch}", append_call(empty, tokens, lengths, sampled))
     edges = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 768, 769)
     tokens = in_buffer(rng.integers(0, 99, (len(edges), 1600)))
-    for first, hold_back in product((0, 1, 100, 255, 256, 257), (False, True)):
+    for first in (0, 1, 100, 255, 256, 257):
         store = new_store(200, 1024, len(edges))
         begun = [first + 8] * len(edges)
         reference.device_store_append_(
@@ -189,14 +189,14 @@ def _size_samples(rng: np.random.Generator) -> Iterator[Sample]:
             hold_back=False,
         )  # fmt: skip
         lengths = np.array(edges) + first + 8
-        more = {"max_new": 2**31 - 1, "hold_back": hold_back}
-        yield _sample(f"edges-{first}", append_call(store, tokens, lengths, edges, **more))
-        more["max_new"] = 256
-        yield _sample(f"limited-{first}", append_call(store, tokens, lengths, edges, **more))
-        # The store missed most of the new tokens.
-        yield _sample(
-            f"missed-{first}", append_call(store, tokens, lengths, [3] * len(edges), **more)
-        )
+        for hold_back in (False, True):
+            more = {"max_new": 2**31 - 1, "hold_back": hold_back}
+            yield _sample(f"edges-{first}", append_call(store, tokens, lengths, edges, **more))
+            more["max_new"] = 256
+            yield _sample(f"limited-{first}", append_call(store, tokens, lengths, edges, **more))
+            # The store missed most of the new tokens.
+            missed = append_call(store, tokens, lengths, [3] * len(edges), **more)
+            yield _sample(f"missed-{first}", missed)
 
 
 def _identity_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -316,7 +316,7 @@ SPEC = OpSpec(
     name="device_store_append_",
     no_kernel=NO_DEVICE_STORE_ON_NPU,
     reference=reference.device_store_append_,
-    samples=_append_samples,
+    make_samples=_append_samples,
     bad_calls=(
         BadCall({"table": np.zeros((6, 12), np.int32)}, "power of two, got 12"),
         BadCall({"table": np.zeros((6, 0), np.int32)}, "power of two, got 0"),
@@ -465,7 +465,7 @@ PROPOSE_SPEC = OpSpec(
     name="device_store_propose_",
     no_kernel=NO_DEVICE_STORE_ON_NPU,
     reference=reference.device_store_propose_,
-    samples=_propose_samples,
+    make_samples=_propose_samples,
     bad_calls=(
         BadCall({"table": np.zeros((6, 12), np.int32)}, "power of two, got 12"),
         BadCall({"table": np.zeros((7, 64), np.int32)}, r"\[6, 64\], got .*\[7, 64\]"),

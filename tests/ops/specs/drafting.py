@@ -177,7 +177,7 @@ DRAFT_COST_BAD_CALLS = (
 NGRAM_PROPOSE = OpSpec(
     name="ngram_propose",
     reference=reference.ngram_propose,
-    samples=_make_propose_samples,
+    make_samples=_make_propose_samples,
     bad_calls=(RANGE_BAD_CALL,),
     sizes=tuple(_make_propose_sizes()),
 )
@@ -215,7 +215,7 @@ NGRAM_PROPOSE_WITH_OUTPUTS = OpSpec(
     name="ngram_propose_",
     kernel_of="ngram_propose",
     reference=reference.ngram_propose_,
-    samples=_make_samples_with_outputs,
+    make_samples=_make_samples_with_outputs,
     bad_calls=(
         RANGE_BAD_CALL,
         *DRAFT_COST_BAD_CALLS,
@@ -270,61 +270,32 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
                 sampled = in_buffer(sample_tokens(rng, 7, width, 2), gap=1)
                 args = (rows, ragged, sampled, None, None, advance, 7, 1, 4, 6, *policy, 118, None)
                 yield Sample(f"width-{width}-{label}", args)
-            rows = in_buffer(draw_rows(rng, len(EDGE_LENGTHS), 200, 2), gap=2)
-            sampled = in_buffer(sample_tokens(rng, len(EDGE_LENGTHS), 4, 2))
-            lengths = in_buffer(EDGE_LENGTHS)
-            args = (rows, lengths, sampled, None, None)
-            tail = (advance, 9, 2, 5, 6, *policy, UNLIMITED, None)
-            yield Sample(f"edge-lengths-{label}", (*args, *tail))
-            for name, row in make_structured_rows(150):
-                rows = in_buffer(np.tile(row, (5, 1)), gap=3)
-                ends = [150, 148, 100, 64, 9]
-                sampled = np.stack([np.resize(row[n:], 3) if n < 150 else row[:3] for n in ends])
-                args = (rows, in_buffer(ends), in_buffer(sampled), None, None, advance)
-                yield Sample(f"{name}-{label}", (*args, INT32_MAX, 2, 8, 10, *policy, 152, None))
-    for i, policy in enumerate(POLICIES):
-        # The last three tokens of each row are appended, so the copies match the new row's end.
-        new_lengths = TILE_LENGTHS * (1 + i // 2)  # then an NPU has fewer cores per row
-        new_rows = make_copy_rows(rng, new_lengths, TILE_CAPACITY)
-        sampled = np.stack([row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)])
-        lengths = in_buffer([n - 3 for n in new_lengths])
-        head = (in_buffer(new_rows, before=i), lengths, in_buffer(sampled), None, None, True)
-        tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, workspace if i % 2 else None)
-        yield Sample(f"tile-edges-{policy}", (*head, *tail))
-        for new_lengths in FEW_LONG_ROWS:
-            new_rows = make_copy_rows(rng, new_lengths, LONG_CAPACITY, 2 * i)
-            last_tokens = [row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)]
-            lengths = in_buffer([n - 3 for n in new_lengths])
-            sampled = in_buffer(np.stack(last_tokens))
-            head = (in_buffer(new_rows, before=2), lengths, sampled, None, None, True)
-            tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, workspace)
-            yield Sample(f"few-long-{len(new_lengths)}-{policy}", (*head, *tail))
-        new_rows = make_copy_rows(rng, MANY_LONG_ROWS, LONG_CAPACITY, i)
-        sampled = np.stack([r[n - 3 : n] for r, n in zip(new_rows, MANY_LONG_ROWS, strict=True)])
-        lengths = in_buffer([n - 3 for n in MANY_LONG_ROWS])
-        head = (in_buffer(new_rows, before=3 - i), lengths, in_buffer(sampled), None, None, True)
-        tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, None)
-        yield Sample(f"many-long-{policy}", (*head, *tail))
-    for capacity in ONE_REQUEST_CAPACITIES:
-        head = (draw_rows(rng, 1, capacity, 2), in_buffer([60]), in_buffer([[1, 0, -1]]))
-        tail = (None, None, True, 2, 1, 3, 4, 0, False, UNLIMITED, None)
-        yield Sample(f"one-request-{capacity}", (*head, *tail))
-    for batch, policy in zip(LARGE_BATCHES, POLICIES, strict=True):
-        rows, lengths = draw_rows(rng, batch, 20, 2), in_buffer(rng.integers(0, 21, batch))
-        args = (rows, lengths, sample_tokens(rng, batch, 3, 2), None, None, True, 2)
-        yield Sample(f"many-{batch}", (*args, 1, 3, 4, *policy, 22, None))
-    for (length, ends), (match_policy, n) in product(PIECE_ENDS.items(), ((0, 3), (1, 64))):
-        new_rows = make_match_rows(ends, n, length)
-        for width in (1, 2, 64):  # the last 1, 2 or 64 tokens are appended
-            old_length = length - width
-            rows = in_buffer(np.where(np.arange(length) < old_length, new_rows, -7), gap=1)
-            lengths = in_buffer([old_length] * len(rows))
-            args = (rows, lengths, in_buffer(new_rows[:, old_length:]), None, None)
-            tail = (True, UNLIMITED, 2, n, 4, match_policy, False, UNLIMITED, None)
-            label = f"pieces-{length}-{n}-{match_policy}-{width}"
-            yield Sample(label, (*args, *tail))
+    not_derived = ("ordinary", "n-", "max-len", "empty", "hostile-i", "hostile-c", "repeated")
+    for i, sample in enumerate(_make_proposals(rng)):
+        if not sample.label.startswith(not_derived):
+            yield replace(sample, args=_append_last_tokens(sample.args, i))
     yield from _make_empty_steps()
     yield from _make_hostile_steps(rng)
+
+
+def _append_last_tokens(args: Args, number: int) -> Args:
+    """Returns the step that appends the last tokens of the rows of a lookup, and then looks up in
+    the same rows. The memory after the shorter rows has other tokens."""
+    tokens, lengths, _, _, *lookup = args
+    (batch, capacity), width = tokens.shape, (3, 1, 64)[number % 3]
+    fits = (lengths >= width) & (lengths <= capacity)
+    begins = np.where(fits, lengths - width, 0)[:, None]
+    columns = np.arange(capacity)
+    positions = np.minimum(begins + np.arange(width), capacity - 1)
+    sampled = np.where(fits[:, None], np.take_along_axis(tokens, positions, 1), 0)
+    rows = np.where(fits[:, None] & (columns >= begins), -7, tokens)
+    head = (
+        in_buffer(rows, before=number % 3, gap=number % 4),
+        in_buffer(np.where(fits, begins[:, 0], lengths), gap=1),
+        in_buffer(sampled, gap=number % 2),
+    )
+    advance, workspace = number % 4 > 0, np.zeros(4 * batch, np.int32)
+    return (*head, None, None, advance, UNLIMITED, *lookup, workspace)
 
 
 def _make_empty_steps() -> Iterator[Sample]:
@@ -341,11 +312,7 @@ def _make_empty_steps() -> Iterator[Sample]:
 def _make_hostile_steps(rng: np.random.Generator) -> Iterator[Sample]:
     lengths = [*HOSTILE_INT32, 40, 41, 39]
     rows = in_buffer(draw_rows(rng, len(lengths), 40, 2), gap=4)
-    sampled = in_buffer(sample_tokens(rng, len(lengths), 4, 2))
     tail = (1, 3, 4, 0, False, UNLIMITED, None)
-    for advance in (False, True):
-        args = (rows, in_buffer(lengths), sampled, None, None, advance, 10, *tail)
-        yield Sample(f"hostile-lengths-{advance}", args)
     for dtype, hostile in HOSTILE_INDICES:
         # Of these indices, only 0 and 1 are valid rows.
         indices = in_buffer([i for i in hostile if not 2 <= i < 2**31 - 2], dtype=dtype)
@@ -415,7 +382,7 @@ SAMPLED_BAD_CALLS = (
 NGRAM_STEP = OpSpec(
     name="ngram_step_",
     reference=reference.ngram_step_,
-    samples=_make_step_samples,
+    make_samples=_make_step_samples,
     bad_calls=(
         RANGE_BAD_CALL,
         *DRAFT_COST_BAD_CALLS,

@@ -192,7 +192,7 @@ SPEC = OpSpec(
     name="merge_drafts_",
     no_kernel=NO_MERGE_ON_NPU,
     reference=reference.merge_drafts_,
-    samples=_make_samples,
+    make_samples=_make_samples,
     bad_calls=(
         BadCall(
             {"neural_draft_token_ids": np.zeros((4, 4), np.int32)},

@@ -158,7 +158,7 @@ def make_indexed_spec(
         )
 
     def make_samples(rng: np.random.Generator) -> Iterator[Sample]:
-        for i, sample in enumerate(scan.samples(rng)):
+        for i, sample in enumerate(scan.make_samples(rng)):
             args = sample.args
             checks_results = sample.checks_results and not has_repeated_row(args)
             if not has_supported_span(args):
@@ -250,7 +250,7 @@ def make_indexed_spec(
         name=name,
         no_kernel=NO_INDEX_ON_DEVICES,
         reference=reference,
-        samples=make_samples,
+        make_samples=make_samples,
         bad_calls=(
             *bad_calls,
             BadCall({"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
@@ -376,7 +376,7 @@ NGRAM_INDEX_APPEND = OpSpec(
     name="ngram_index_append_",
     no_kernel=NO_INDEX_ON_DEVICES,
     reference=reference.ngram_index_append_,
-    samples=_make_append_samples,
+    make_samples=_make_append_samples,
     bad_calls=(
         drafting.RANGE_BAD_CALL,
         BadCall({"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
@@ -407,7 +407,7 @@ NGRAM_INDEX_RESET = OpSpec(
     name="ngram_index_reset_",
     no_kernel=NO_INDEX_ON_DEVICES,
     reference=reference.ngram_index_reset_,
-    samples=_make_reset_samples,
+    make_samples=_make_reset_samples,
     bad_calls=(),
     sizes=tuple((make_index(n, n + 2), np.arange(n, dtype=np.int32)) for n in (3, 5, 8)),
     opaque=frozenset({"index"}),

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import tee
 from typing import Any
 
 import numpy as np
@@ -56,7 +58,7 @@ class BadCall:
 class OpSpec:
     name: str
     reference: Callable[..., tuple[Array, ...] | None]
-    samples: Callable[[np.random.Generator], Iterator[Sample]]
+    make_samples: Callable[[np.random.Generator], Iterator[Sample]]
     """Generates ordinary calls, calls at limits, and calls with hostile values. The first sample is
     ordinary and has all sizes above 1."""
     bad_calls: tuple[BadCall, ...]
@@ -113,17 +115,29 @@ class OpSpec:
     def written(self) -> set[str]:
         return {name for name, kind in self.arguments if re.match(r"Tensor\(\w+!\)", kind)}
 
+    @cached_property
+    def _samples(self) -> Iterator[Sample]:
+        [samples] = tee(self.make_samples(np.random.default_rng(2026)), 1)
+        return samples
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        """The samples, which are generated once, when they are needed. Tests must not change their
+        arrays."""
+        return copy(self._samples)
+
     def sample(self, label: str = "") -> Sample:
-        """Returns the sample with this label; if it is empty, the first sample."""
-        samples = self.samples(np.random.default_rng(1))
-        return next(s for s in samples if label in ("", s.label))
+        """Returns a copy of the sample with this label; if it is empty, of the first sample."""
+        sample = next(s for s in self.samples if label in ("", s.label))
+        return replace(sample, args=clone_args(sample.args))
 
     def sample_with(self, name: str) -> Sample:
-        """Returns the first sample in which this tensor is given and has all sizes above 1."""
-        for sample in self.samples(np.random.default_rng(1)):
+        """Returns a copy of the first sample in which this tensor is given and has all sizes above
+        1."""
+        for sample in self.samples:
             value = self.get(sample.args, name)
             if value is not None and min(value.shape) > 1:
-                return sample
+                return replace(sample, args=clone_args(sample.args))
         raise LookupError(f"{self.name}: no sample has {name}")
 
     def get(self, args: Args, name: str) -> Any:

@@ -448,7 +448,7 @@ NGRAM_STORE_STEP = OpSpec(
     name="ngram_store_step_",
     no_kernel=NO_STORE_ON_DEVICES,
     reference=reference.ngram_store_step_,
-    samples=_make_step_samples,
+    make_samples=_make_step_samples,
     bad_calls=(
         *make_bad_logits_calls(56),
         BadCall({"draft_costs": _make_width_65}, r"\[3, 4\], got .*\[3, 65\]"),
@@ -519,7 +519,7 @@ NGRAM_STORE_FINISH = OpSpec(
     name="ngram_store_finish_",
     no_kernel=NO_STORE_ON_DEVICES,
     reference=reference.ngram_store_finish_,
-    samples=_make_finish_samples,
+    make_samples=_make_finish_samples,
     bad_calls=(),
     sizes=tuple((make_store(n, 4 * n, 2, FINISH), np.arange(n, dtype=np.int32)) for n in (3, 5, 8)),
 )

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ngram_npu.engines.vllm import sharing
+from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import ReplayOptions, replay
 
 from tools.bench.__main__ import main
-from tools.bench.ops import draft_length
-from tools.bench.ops.acceptance import LIMITS
-from tools.bench.ops.acceptance_padded import DEVICE_STORE
+from tools.bench.ops import acceptance, acceptance_padded, draft_length, fleet
+from tools.bench.ops.acceptance import DEFAULT_LIMIT, replay_with_store
+from tools.fit_draft_costs import load_sets
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
 
@@ -45,13 +47,17 @@ def run_op(data: Path, op: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def test_acceptance_counts_more_drafts_at_higher_limits(data: Path) -> None:
+def test_acceptance_counts_more_drafts_at_higher_limits(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = 2, 20, acceptance.DEFAULT_LIMIT, acceptance.HIGH_LIMIT, 100
+    monkeypatch.setattr(acceptance, "LIMITS", limits)
     *sets, summary = run_op(data, "acceptance", "--peer=vllm-ngram-k5")["results"]
     assert summary["whole"]["sets"] == len(sets) == 2
     for result in sets:
         assert result["conversations"] == 6
         curve = result["whole_by_limit"]
-        counts_at_40 = {name: values[LIMITS.index(40)] for name, values in curve.items()}
+        counts_at_40 = {name: values[limits.index(40)] for name, values in curve.items()}
         assert result["whole"]["k8"]["limit_40"] == counts_at_40
         drafted = curve["drafted_per_step"]
         assert drafted == sorted(drafted)
@@ -62,7 +68,27 @@ def test_acceptance_counts_more_drafts_at_higher_limits(data: Path) -> None:
         assert figures.tokens_per_step == pytest.approx(peer["tokens_per_step"], abs=1e-4)
 
 
-def test_padded_acceptance_equals_replay_of_padded_drafts(data: Path) -> None:
+def test_scopes_of_one_prompt_equal_shared_scope(data: Path) -> None:
+    """If all conversations are samples of one prompt, both scopes contain the same text."""
+    for file in data.iterdir():
+        lines = [json.loads(line) | {"id": f"0/{i}"} for i, line in enumerate(file.open())]
+        file.write_text("\n".join(map(json.dumps, lines)))
+    for result in run_op(data, "prompt-scopes")["results"]:
+        assert (result["prompts"], result["samples"]) == (1, 6)
+        figures = result["epochs"]
+        assert figures["prompt"] == figures["shared"] == figures["both"]
+        options = ReplayOptions(min_draft_probability=0.177, k=8, store="live", batch_size=1)
+        total = replay([data / f"{result['set']}.jsonl"], options).total
+        tokens_per_step = figures["shared"]["tokens_per_step"]
+        assert tokens_per_step == pytest.approx(total.tokens_per_step, abs=1e-4)
+        assert tokens_per_step > figures["no store"]["tokens_per_step"]
+
+
+def test_padded_acceptance_equals_replay_of_padded_drafts(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sharing, acceptance_padded):  # of the store on the host and on the device
+        monkeypatch.setattr(module, "STORE_TOKENS", 1 << 17)
     *sets, summary = run_op(data, "acceptance-padded")["results"]
     assert summary["sets"] == len(sets) == 2
     bounds = {"ngram": (2, 5, False), "1-16": (1, 16, True)}
@@ -81,7 +107,22 @@ def test_padded_acceptance_equals_replay_of_padded_drafts(data: Path) -> None:
             expected = round(figures.tokens_per_step, 4)
             assert result["k5"][lookup] == expected
         # All conversations have the same phrases.
-        assert result["k5"][DEVICE_STORE] > result["k5"]["1-16"]
+        assert result["k5"][acceptance_padded.DEVICE_STORE] > result["k5"]["1-16"]
+
+
+def test_fed_replicas_draft_more_than_separate_ones(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "STORE_TOKENS", 1 << 16)
+    monkeypatch.setattr(fleet, "NUM_REPLICAS", (1, 2))
+    requests_by_set = load_sets([data], load_tokenizer())
+    for result in run_op(data, "fleet")["results"]:
+        counts = replay_with_store(requests_by_set[result["set"]], "live", DEFAULT_LIMIT)
+        alone = result["replicas_1"]["silo"]["tokens_per_step"]
+        assert alone == pytest.approx(counts.tokens_per_step, abs=1e-4)
+        separate, fed = (result["replicas_2"][feed] for feed in ("silo", "fed"))
+        assert result["none"]["tokens_per_step"] < separate["tokens_per_step"]
+        assert separate["tokens_per_step"] < fed["tokens_per_step"]
 
 
 def test_policy_always_0_is_as_fast_as_no_drafts(

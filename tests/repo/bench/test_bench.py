@@ -4,6 +4,7 @@ file, and the harness that compares and times implementations."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from tools.bench import measure
 from tools.bench.__main__ import main
 from tools.bench.data import make_workload
 from tools.bench.measure import Drafts, Implementation
-from tools.bench.ops import OPS
+from tools.bench.ops import OPS, read_logs
 from tools.bench.ops.index import IndexStepImplementation
 from tools.bench.options import BenchError, Options, Size
 
-SLOW_OPS = {"host-latency"}
+SLOW_OPS = {"feed", "host-latency"}
 """Ops that start several processes."""
 OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
     "draft-length",
+    "fleet",
+    "prompt-scopes",
+    "read-logs",
     "vllm-draft-graphs",
     "vllm-draft-length",
     "vllm-end-to-end",
@@ -54,6 +58,21 @@ def test_op_writes_results_and_variants_of_ours_draft_the_same(op: str, tmp_path
         for figures in (result["ours"], *result["peers"].values()) if "ours" in result else ():
             assert 0 < figures["p10_us"] <= figures["median_us"] <= figures["worst_step_us"]
             assert figures["what"]
+
+
+@pytest.mark.slow
+def test_read_logs_measures_one_and_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_logs, "LOGS", [replace(log, megabytes=3) for log in read_logs.LOGS])
+    turns = [{"prompt": f"Question {i}?", "completion": "An answer. " * 20} for i in range(10)]
+    (tmp_path / "log.jsonl").write_text(json.dumps({"turns": turns}))
+    document = run_op(tmp_path / "out.json", "read-logs", "--data", str(tmp_path / "log.jsonl"))
+    assert [result["log"] for result in document["results"]] == [log.name for log in read_logs.LOGS]
+    for result in document["results"]:
+        assert 3 <= result["megabytes"] < 4
+        two_processes = result["jobs 2"]
+        assert two_processes["cpu_s"]["median"] > two_processes["cpu_s_of_this_process"]["median"]
 
 
 @pytest.mark.parametrize("probability", [None, 0.3])

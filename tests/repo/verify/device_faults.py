@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twins import ROOT
@@ -78,16 +78,6 @@ launch status is ignored
 -   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
 +   cudaLaunchKernelEx(&config, kernel, arguments...);
 +   return kOk;
-warp sums are read before they are written
-- = in_warp;
--   __syncthreads();
-+ = in_warp;
-
-@ csrc/cuda/bookkeeping.cu fast prepare_inputs
-offsets are read before they are written
-- kept_before[thread + 1] = kept_to_here;
--     __syncthreads();
-+ kept_before[thread + 1] = kept_to_here;
 
 @ csrc/cuda/device_store.cu hooks device_store_append_
 plain store instead of the atomic maximum
@@ -99,14 +89,6 @@ every block of the second launch writes the next block number
 first launch writes the word that it reads
 -   if (threadIdx.x == 0) p.allocator[kPlannedNumber] =
 +   if (threadIdx.x == 0) p.allocator[kNextNumber] =
-plan is zeroed before all threads have read it
-- if (thread == 0) finish_append(p, append, i);
--   __syncthreads();
-+ if (thread == 0) finish_append(p, append, i);
-limit is read before all threads have counted
-- static_cast<int32_t>(num_reserved));
--   __syncthreads();
-+ static_cast<int32_t>(num_reserved));
 n-gram is looked up in the launch that inserts n-grams
 -   if (thread == 0) finish_append(p, append, i);
 -   __syncthreads();
@@ -140,10 +122,6 @@ successor is used without a check
 + ring_row(contents, contents.blocks[found.row][kNext]);
 
 @ csrc/cuda/correction.cu fast correct_num_computed_tokens_
-no barrier after staging
-- corrected_counts(p, i));
--   __syncthreads();
-+ corrected_counts(p, i));
 barrier of a warp only
 - corrected_counts(p, i));
 -   __syncthreads();
@@ -156,24 +134,10 @@ old counts are loaded as constant
 + thread] = (__ldg(p.counts.num_computed_tokens + thread), corrected_counts(p.counts, thread))
 
 @ csrc/cuda/correction.cu fast correct_spec_state_
-offsets are read before they are written
-- p.slots.query_start_loc[0];
--   __syncthreads();
-+ p.slots.query_start_loc[0];
 counter is not reset
 - if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
 every block finalizes: &staged.is_last)) return; => &staged.is_last)) {}
 no barrier in a grid of one block: if (!is_last_block( => if (gridDim.x > 1 && !is_last_block(
-
-@ csrc/cuda/launch.cuh fast correct_spec_state_
-no barrier before arriving
-- bool* is_last) {
--   __syncthreads();
-+ bool* is_last) {
-no barrier after arriving
-- gridDim.x - 1;
--   __syncthreads();
-+ gridDim.x - 1;
 
 @ csrc/cuda/launch.cuh hooks correct_spec_state_
 arrival does not release: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_ACQUIRE
@@ -181,23 +145,7 @@ arrival does not acquire: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELEASE
 arrival has block scope: __NV_THREAD_SCOPE_DEVICE => __NV_THREAD_SCOPE_BLOCK
 
 @ csrc/cuda/lookup.cuh fast ngram_propose
-row is read before it is written
--   __syncthreads();
--   ShareSearch
-+   ShareSearch
-share is searched before it is copied
-- copy_to_shared_memory(share_at(n));
--       __syncthreads();
-+ copy_to_shared_memory(share_at(n));
-best match is read before all warps have merged theirs
-- merge_into_block();
--       __syncthreads();
-+ merge_into_block();
 each lane decides alone to merge: if (longest == 0) return; => if (best_ == 0) return;
-no barrier after joining
--   __syncthreads();
--   return block.is_last;
-+   return block.is_last;
 
 @ csrc/cuda/lookup.cuh hooks ngram_propose
 best match is merged without an atomic
@@ -272,30 +220,45 @@ every block of a request appends: blockIdx.y == 0 && lane => lane
 """)
 
 
-_EVENT_SYNC = re.compile(r"^.*\bsync_pipes<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
+_BARRIER_OPS = {
+    "bookkeeping.cu": ["prepare_inputs"],
+    "correction.cu": ["correct_num_computed_tokens_", "correct_spec_state_"],
+    "device_store.cu": ["device_store_append_"] * 2,
+    "launch.cuh": ["correct_spec_state_", "correct_spec_state_", "prepare_inputs"],
+    "lookup.cuh": ["ngram_propose"] * 4,
+}
+"""Per file with barriers: the operator whose samples detect that the n-th barrier is missing."""
 
 
-def make_event_faults(file: Path) -> list[Fault]:
-    """Returns one fault per ``sync_pipes<...>``, which leaves out both the flag and the wait."""
+def leave_out_each(pattern: str, file: Path) -> list[Fault]:
+    """Returns one fault per line of ``file`` with a call that ``pattern`` matches, which leaves out
+    the call. The first group of ``pattern`` names the call."""
     text = file.read_text()
-    event_counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     faults = []
-    for match in _EVENT_SYNC.finditer(text):
+    for match in re.finditer(rf"^.*\b{pattern}\(\);.*\n", text, re.MULTILINE):
         begin = match.start()
         while text.count(text[begin : match.end()]) > 1:  # the old text must be unique
             begin = text.rindex("\n", 0, begin - 1) + 1
-        event = match[1]
-        event_counts[event] += 1
+        counts[match[1]] += 1
         new = text[begin : match.start()] + match[0].replace(match[0].strip(), ";")
-        description = f"{event} {event_counts[event]} left out"
+        description = f"{match[1]} {counts[match[1]]} left out"
         name = str(file.relative_to(ROOT))
         faults.append(Fault(name, description, text[begin : match.end()], new))
     return faults
 
 
+CUDA_FAULTS += [
+    replace(fault, mode="hooks" if name == "device_store.cu" else "fast", op=op)
+    for name, ops in _BARRIER_OPS.items()
+    for fault, op in zip(
+        leave_out_each("(__syncthreads)", ROOT / "csrc/cuda" / name), ops, strict=True
+    )
+]
+# ``sync_pipes<...>`` sets a flag and waits for it.
 ASCENDC_FAULTS = [
     fault
     for file in sorted((ROOT / "csrc" / "ascendc").iterdir())
     if file.suffix in {".h", ".cpp"}
-    for fault in make_event_faults(file)
+    for fault in leave_out_each(r"sync_pipes<AscendC::HardEvent::(\w+)>", file)
 ]

@@ -39,6 +39,11 @@ def test_ascendc_faults_cover_every_event() -> None:
     assert len(ASCENDC_FAULTS) == uses > 50
 
 
+def test_cuda_faults_cover_every_barrier() -> None:
+    uses = sum(file.read_text().count("__syncthreads()") for file in (ROOT / "csrc/cuda").iterdir())
+    assert sum("__syncthreads" in fault.description for fault in CUDA_FAULTS) == uses > 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ASCENDC_FAULTS, ids=lambda f: f.name)
 def test_ascendc_twin_detects_fault(fault: Fault) -> None:

@@ -129,7 +129,7 @@ def test_summarize_tests_counts_engine_tests_by_method(tmp_path: Path) -> None:
 def test_record_results_replaces_entries_of_the_same_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "METHODS", {"v1": {"ngram": ""}, "v2": {"ngram": "", "store": ""}})
+    monkeypatch.setattr(engines, "GROUPS", {"v1": {"ngram": ""}, "v2": {"ngram": "", "store": ""}})
     file = tmp_path / "engines.json"
     for runner, outcome in (("v1", "1 passed"), ("v2", "2 passed"), ("v1", "3 passed")):
         entry = {"vllm": "1.0", "runner": runner, "method": "ngram", "outcome": outcome}

@@ -121,7 +121,7 @@ void Core::wait_for_release(int32_t index) {
 void Core::finish_tpipe() {
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const Buffer& b = buffers_[i];
-    NGRAM_TWIN_CHECK(!b.was_queued || b.state == BufferState::kFree, "block %d: a tensor of a queue is never freed",
+    NGRAM_TWIN_CHECK(!b.was_allocated || b.state == BufferState::kFree, "block %d: a tensor of a queue is never freed",
                      block_);
     wait_for_release(static_cast<int32_t>(i));
   }

@@ -1,6 +1,6 @@
 // One simulated vector core: its unified buffer (UB) with a shadow, pipes, event flags, scalar cache, and costs.
 //
-// The shadow has one bit per bit of UB; 1 means that nothing has computed the bit ("poison"). Calls propagate poison
+// The shadow has one bit per bit of UB; 1 means that the bit is uninitialized ("poison"). Calls propagate poison
 // bit by bit, as the operation propagates the values. Using poison is a fault: a scalar read, a store to global memory,
 // an index, a reduction.
 //
@@ -38,7 +38,7 @@ struct CostModel {
   double scalar_gm = 0;               // per load that hits the scalar cache
   double scalar_gm_miss = 0;          // per load that misses the scalar cache
   double sync = 0;                    // from setting a flag until the other pipe may continue
-  double same_line = 0;               // per copy at the 512-byte line that most copies access, added to the launch
+  double same_line = 0;               // per copy to the 512-byte line with the most copies, added to the launch's time
 
   double cycles_per_byte(int32_t num_cores) const {
     const double gm_rate = gm_bytes_per_cycle / num_cores;
@@ -71,8 +71,8 @@ struct Buffer {
   uint32_t bytes = 0;
   uint32_t generation = 0;  // a tensor of an earlier generation is stale
   BufferState state = BufferState::kFree;
-  bool was_queued = false;    // whether it is a buffer of a queue that was allocated
-  bool allows_copies = true;  // whether the chip documents DataCopyPad for the buffer's position
+  bool was_allocated = false;  // whether AllocTensor of a queue has returned the buffer
+  bool allows_copies = true;   // whether the chip's documents allow DataCopyPad at the buffer's TPosition
   // For a free buffer of a queue: the flag that signals that the last user of the buffer is done; event -1: none.
   struct {
     int event = -1;
@@ -137,7 +137,7 @@ class Core {
   uint8_t* shadow(const uint8_t* ub) { return shadow_.data() + (ub - ub_.data()); }
   const char* call_name() const { return call_name_; }
   [[noreturn]] void fail_on_poison() const {
-    NGRAM_TWIN_FAULT("block %d: %s: uses UB that nothing has computed", block_, call_name_);
+    NGRAM_TWIN_FAULT("block %d: %s: uses uninitialized UB", block_, call_name_);
   }
   void add_cycles(double cycles);
   void add_scalar_ub_cost() { times_[kS] += model_.scalar_ub; }

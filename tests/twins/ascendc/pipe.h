@@ -136,7 +136,7 @@ class TQue {
       next_slot_ = (next_slot_ + 1) % num_buffers_;
       if (core.buffer(first_buffer_ + slot).state != ngram_npu::twin::BufferState::kFree) continue;
       core.wait_for_release(first_buffer_ + slot);
-      core.buffer(first_buffer_ + slot).was_queued = true;
+      core.buffer(first_buffer_ + slot).was_allocated = true;
       return {core.allocate(first_buffer_ + slot),
               core.buffer(first_buffer_ + slot).bytes / static_cast<uint32_t>(sizeof(T))};
     }

@@ -12,22 +12,9 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// The linker defines these symbols at the ends of the section; they are null if no kernel has shared memory.
-extern char shared_begin[] __asm__("__start_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
-extern char shared_end[] __asm__("__stop_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
-
 namespace twin {
 
 // Messages.
-
-static uint32_t get_running_lanes(const Block& block, int warp) {
-  uint32_t lanes = 0;
-  for (int lane = 0; lane < block.num_lanes_of_warp(warp); ++lane) {
-    const auto index = static_cast<size_t>(block.first_thread_of_warp(warp) + lane);
-    if (block.threads[index].state != ThreadState::kDone) lanes |= 1u << lane;
-  }
-  return lanes;
-}
 
 std::string describe(const Thread& thread) {
   const uint3 block = thread.block->index;
@@ -65,7 +52,7 @@ std::string describe_waiting_threads(const Block& block) {
     } else {
       text += format_text("in %s at %s for the lanes with mask %08x; the lanes with mask %08x have left the kernel",
                           get_name(t.collective), describe(t.call_site).c_str(), t.mask,
-                          t.mask & ~get_running_lanes(block, t.warp()));
+                          t.mask & ~block.running_lanes[static_cast<size_t>(t.warp())]);
     }
   }
   return text;
@@ -93,23 +80,31 @@ uint64_t shuffle(const Thread* lanes, const Thread& t) {
   return lanes[source].value;
 }
 
-uint64_t compute_result(const Thread* lanes, const Thread& t) {
+// Sets `value` of the lanes in the mask to the results of their collective.
+void compute_results(Thread* lanes, uint32_t mask, Collective collective) {
   uint32_t true_lanes = 0;
   uint64_t maximum = 0;
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    if ((t.mask >> lane & 1u) == 0) continue;
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
     if (lanes[lane].value != 0) true_lanes |= 1u << lane;
     maximum = std::max(maximum, lanes[lane].value);
   }
-  switch (t.collective) {
-    case Collective::kSync: return 0;
-    case Collective::kShuffle:
-    case Collective::kShuffleUp: return shuffle(lanes, t);
-    case Collective::kBallot: return true_lanes;
-    case Collective::kAny: return true_lanes != 0;
-    case Collective::kMax: return maximum;
+  uint64_t results[kWarpSize];
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    switch (collective) {
+      case Collective::kSync: results[lane] = 0; break;
+      case Collective::kShuffle:
+      case Collective::kShuffleUp: results[lane] = shuffle(lanes, lanes[lane]); break;
+      case Collective::kBallot: results[lane] = true_lanes; break;
+      case Collective::kAny: results[lane] = true_lanes != 0; break;
+      case Collective::kMax: results[lane] = maximum; break;
+    }
   }
-  return 0;
+  for (uint32_t left = mask; left != 0; left &= left - 1) {
+    const int lane = __builtin_ctz(left);
+    lanes[lane].value = results[lane];
+  }
 }
 
 }  // namespace
@@ -126,21 +121,20 @@ const char* get_name(Collective collective) {
 }
 
 bool finish_collective_if_complete(Block& block, const Thread& last) {
-  const int warp = last.warp();
-  Thread* lanes = &block.threads[static_cast<size_t>(block.first_thread_of_warp(warp))];
-  const int num_lanes = block.num_lanes_of_warp(warp);
+  const auto warp = static_cast<size_t>(last.warp());
+  Thread* lanes = &block.threads[warp * kWarpSize];
   const uint32_t mask = last.mask;
-  const uint32_t waiting = block.waiting_lanes[static_cast<size_t>(warp)];
-  bool is_complete = (waiting & mask) == mask;
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    if ((mask >> lane & 1u) == 0) continue;
-    if (lane >= num_lanes || lanes[lane].state == ThreadState::kDone) {
-      throw Violation{format_text("%s at %s: the mask %08x of %s names lane %d, which %s", get_name(last.collective),
-                                  describe(last.call_site).c_str(), mask, describe(last).c_str(), lane,
-                                  lane >= num_lanes ? "the block does not have" : "has left the kernel")};
-    }
-    if ((waiting >> lane & 1u) == 0) continue;
-    const Thread& other = lanes[lane];
+  const uint32_t waiting = block.waiting_lanes[warp] & mask;
+  if (const uint32_t missing = mask & ~block.running_lanes[warp]; missing != 0) {
+    const int lane = __builtin_ctz(missing);
+    const bool exists = lane < block.num_lanes_of_warp(last.warp());
+    throw Violation{format_text("%s at %s: the mask %08x of %s names lane %d, which %s", get_name(last.collective),
+                                describe(last.call_site).c_str(), mask, describe(last).c_str(), lane,
+                                exists ? "has left the kernel" : "the block does not have")};
+  }
+  bool is_complete = waiting == mask;
+  for (uint32_t left = waiting; left != 0; left &= left - 1) {
+    const Thread& other = lanes[__builtin_ctz(left)];
     if (other.mask == mask && other.collective == last.collective) continue;
     is_complete = false;
     if ((other.mask >> last.lane() & 1u) != 0) {  // both lanes wait for each other in different collectives
@@ -150,15 +144,8 @@ bool finish_collective_if_complete(Block& block, const Thread& last) {
                                   describe(other.call_site).c_str(), other.mask)};
     }
   }
-  if (!is_complete) return false;
-  uint64_t results[kWarpSize];
-  for (int lane = 0; lane < num_lanes; ++lane) {
-    if ((mask >> lane & 1u) != 0) results[lane] = compute_result(lanes, lanes[lane]);
-  }
-  for (int lane = 0; lane < num_lanes; ++lane) {
-    if ((mask >> lane & 1u) != 0) lanes[lane].value = results[lane];
-  }
-  return true;
+  if (is_complete) compute_results(lanes, mask, last.collective);
+  return is_complete;
 }
 
 namespace {
@@ -166,20 +153,16 @@ namespace {
 class Grid;
 Grid* grid = nullptr;  // the running launch, or null
 
-size_t shared_bytes() { return static_cast<size_t>(shared_end - shared_begin); }
-
 constexpr size_t kSharedMargin = 4096;  // bytes before and after a block's dynamic shared memory
-
-// The offset of the dynamic part in a block's shared memory.
-size_t dynamic_shared_offset() { return (shared_bytes() + 15) / 16 * 16; }
 
 void enter_thread();
 
 class Grid {
  public:
-  Grid(const cudaLaunchConfig_t& config, void (*function)(void*), void* argument, const SimulationOptions& options,
-       uint64_t seed)
-      : thread_function_(function),
+  Grid(const cudaLaunchConfig_t& config, SharedMemory shared_memory, void (*function)(void*), void* argument,
+       const SimulationOptions& options, uint64_t seed)
+      : shared_memory_(shared_memory),
+        thread_function_(function),
         thread_argument_(argument),
         options_(options),
         random_(seed),
@@ -237,8 +220,10 @@ class Grid {
   void run_thread() {
     thread_function_(thread_argument_);
     apply_delayed_atomics_after_delay();
+    Block& block = *current_thread_->block;
     current_thread_->state = ThreadState::kDone;
-    --current_thread_->block->num_running;
+    block.running_lanes[static_cast<size_t>(current_thread_->warp())] &= ~(1u << current_thread_->lane());
+    --block.num_running;
     suspend();
   }
 
@@ -281,12 +266,15 @@ class Grid {
     return reinterpret_cast<char*>(current_thread_->block->dynamic_memory.data()) + kSharedMargin;
   }
 
+  // The offset of the dynamic part in a block's shared memory.
+  size_t dynamic_shared_offset() const { return (shared_memory_.bytes() + 15) / 16 * 16; }
+
   // Returns the offset of an address in the shared memory of the running block, of which the dynamic part comes last;
   // kGlobal if it is not in shared memory, and kOutside if it is within the margin.
   static constexpr size_t kGlobal = SIZE_MAX, kOutside = SIZE_MAX - 1;
   size_t find_shared_offset(const void* address) const {
     const auto* const byte = static_cast<const char*>(address);
-    if (byte >= shared_begin && byte < shared_end) return static_cast<size_t>(byte - shared_begin);
+    if (shared_memory_.contains(address)) return static_cast<size_t>(byte - shared_memory_.begin);
     const std::ptrdiff_t offset = byte - dynamic_shared_begin();
     const auto margin = static_cast<std::ptrdiff_t>(kSharedMargin),
                size = static_cast<std::ptrdiff_t>(dynamic_shared_bytes_);
@@ -311,8 +299,11 @@ class Grid {
     block->threads.resize(static_cast<size_t>(num_threads_));
     block->num_running = num_threads_;
     block->num_at_barrier = 0;
-    block->waiting_lanes.assign(static_cast<size_t>((num_threads_ + kWarpSize - 1) / kWarpSize), 0);
-    block->shared_memory.assign(shared_bytes(), static_cast<char>(random_.next()));  // arbitrary initial contents
+    const auto num_warps = static_cast<size_t>((num_threads_ + kWarpSize - 1) / kWarpSize);
+    block->waiting_lanes.assign(num_warps, 0);
+    block->running_lanes.assign(num_warps, 0);
+    // The initial contents are arbitrary.
+    block->shared_memory.assign(shared_memory_.bytes(), static_cast<char>(random_.next()));
     for (int i = 0; i < num_threads_; ++i) {
       Thread& thread = block->threads[static_cast<size_t>(i)];
       const auto n = static_cast<unsigned>(i);
@@ -320,6 +311,7 @@ class Grid {
       thread.index_in_block = i;
       thread.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
       thread.state = ThreadState::kAtBarrier;  // wake_threads() below makes the threads runnable
+      block->running_lanes[static_cast<size_t>(thread.warp())] |= 1u << thread.lane();
     }
     int4 any_value;
     std::memset(&any_value, static_cast<char>(random_.next()), sizeof any_value);
@@ -364,9 +356,9 @@ class Grid {
   }
 
   void resume_thread(Thread& thread) {
-    if (section_block_ != thread.block && shared_bytes() > 0) {
-      if (section_block_ != nullptr) section_block_->shared_memory.assign(shared_begin, shared_end);
-      std::memcpy(shared_begin, thread.block->shared_memory.data(), shared_bytes());
+    if (section_block_ != thread.block && shared_memory_.bytes() > 0) {
+      if (section_block_ != nullptr) section_block_->shared_memory.assign(shared_memory_.begin, shared_memory_.end);
+      std::memcpy(shared_memory_.begin, thread.block->shared_memory.data(), shared_memory_.bytes());
     }
     section_block_ = thread.block;
     if (thread.stack == nullptr) {
@@ -404,12 +396,13 @@ class Grid {
       }
     }
     block.num_at_barrier = 0;
-    if (barrier_random_.next_below(2) != 0) swap_registered_buffers();
+    if (barrier_random_.next_below(2) != 0) swap_registered_buffers();  // as if another stream wrote to one of them
     if (options_.checks_accesses) access_checker_.record_barrier(block);
     wake_threads(block, 0, num_threads_, ThreadState::kAtBarrier, ~0u);
   }
 
  private:
+  SharedMemory shared_memory_;
   void (*thread_function_)(void*);
   void* thread_argument_;
   SimulationOptions options_;
@@ -543,7 +536,7 @@ void check_atomic(void* address, int bytes) {
 
 }  // namespace
 
-void read_constant(const void* address, int bytes) {
+void check_constant_read(const void* address, int bytes) {
   const std::string error = check_access(const_cast<void*>(address), static_cast<size_t>(bytes), Access::kConstantRead);
   if (!error.empty()) fail_launch(error);
 }
@@ -579,7 +572,7 @@ bool is_in_kernel() { return grid != nullptr && grid->is_running(); }
 std::string check_access(void* address, size_t bytes, Access access) {
   if (!is_in_kernel() || grid->access_checker() == nullptr || grid->current_thread().stack->contains(address))
     return {};
-  // Other threads may run before a volatile read, and before a plain read of global memory: no barrier prevents this.
+  // No barrier prevents that other threads run before a volatile read (kAtomicRead) or a plain read of global memory.
   if (access == Access::kAtomicRead && grid->flip_coin()) grid->yield_to_others();
   const size_t shared_offset = grid->find_shared_offset(address);
   if (shared_offset == Grid::kOutside)
@@ -597,7 +590,8 @@ std::string check_access(void* address, size_t bytes, Access access) {
 
 void* get_dynamic_shared_memory() { return grid->dynamic_shared_begin(); }
 
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*run_thread)(void*), void* argument) {
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, SharedMemory shared_memory,
+                   void (*run_thread)(void*), void* argument) {
   const std::lock_guard<std::mutex> lock(launch_mutex);
   const dim3 &g = config.gridDim, &b = config.blockDim;
   if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || b.x == 0 || b.y == 0 ||
@@ -610,7 +604,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   record_stream(config.stream);
   gridDim = g;
   blockDim = b;
-  Grid new_grid(config, run_thread, argument, options(), take_next_seed());
+  Grid new_grid(config, shared_memory, run_thread, argument, options(), take_next_seed());
   grid = &new_grid;
   std::string error;
   {

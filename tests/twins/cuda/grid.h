@@ -120,6 +120,7 @@ struct Block {
   int num_running;                      // threads that have not exited
   int num_at_barrier;                   // running threads that wait at the barrier
   std::vector<uint32_t> waiting_lanes;  // per warp: mask of the lanes that wait in a collective
+  std::vector<uint32_t> running_lanes;  // per warp: mask of the lanes that have not exited
   // Copy of the block's shared memory while the linker section for shared memory contains that of another block.
   std::vector<char> shared_memory;
   std::vector<int4> dynamic_memory;  // with margins, which accesses must not touch
@@ -188,6 +189,11 @@ NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_last_error_text();
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_set_seed(uint64_t seed);
 // The next `count` launches fail before their kernel begins.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_fail_launches(int64_t count);
+// Between begin_capture and end_capture, launches are not run but added to a graph, which replaces the earlier graph.
+// end_capture returns their number. replay runs the graph and returns the first error.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_begin_capture();
+NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_end_capture();
+NGRAM_TWIN_EXPORT int32_t ngram_npu_cuda_twin_replay();
 // From now on, each barrier swaps the contents of the two buffers with probability 1/2, as if another stream had
 // written them. All threads of the block see the new contents after the barrier. With bytes == 0, the swapping stops.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_swap_at_barriers(void* first, void* second, int64_t bytes);

@@ -15,6 +15,8 @@ std::map<const void*, size_t> allowed_shared_bytes;  // by kernel, if it differs
 int64_t num_launches_to_fail = 0;
 char *first_buffer = nullptr, *second_buffer = nullptr;
 int64_t buffer_bytes = 0;
+std::vector<std::function<cudaError_t()>> graph;
+bool is_capturing = false;
 
 uint64_t read_first_seed() {
   const char* seed_text = std::getenv("NGRAM_NPU_TWIN_SEED");
@@ -58,6 +60,12 @@ bool consume_requested_failure() { return num_launches_to_fail > 0 && num_launch
 
 void swap_registered_buffers() { std::swap_ranges(first_buffer, first_buffer + buffer_bytes, second_buffer); }
 
+cudaError_t run_or_capture(std::function<cudaError_t()> run) {
+  if (!is_capturing) return run();
+  graph.push_back(std::move(run));
+  return cudaSuccess;
+}
+
 void record_stream(cudaStream_t stream) { streams.push_back(stream); }
 
 }  // namespace twin
@@ -65,6 +73,23 @@ void record_stream(cudaStream_t stream) { streams.push_back(stream); }
 const char* ngram_npu_cuda_twin_last_error_text() { return twin::last_error_text.c_str(); }
 void ngram_npu_cuda_twin_set_seed(uint64_t seed) { twin::set_seed(seed); }
 void ngram_npu_cuda_twin_fail_launches(int64_t count) { twin::num_launches_to_fail = count; }
+
+void ngram_npu_cuda_twin_begin_capture() {
+  twin::graph.clear();
+  twin::is_capturing = true;
+}
+
+int64_t ngram_npu_cuda_twin_end_capture() {
+  twin::is_capturing = false;
+  return static_cast<int64_t>(twin::graph.size());
+}
+
+int32_t ngram_npu_cuda_twin_replay() {
+  for (auto& run : twin::graph) {
+    if (const cudaError_t error = run(); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
 
 void ngram_npu_cuda_twin_swap_at_barriers(void* first, void* second, int64_t bytes) {
   twin::first_buffer = static_cast<char*>(first);

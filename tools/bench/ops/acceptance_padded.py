@@ -24,9 +24,9 @@ K = (5, 8)
 BATCH = 32
 BASELINE = "ngram"
 STORE = "auto, store"
-OWN_ROW = "1-16"
+NGRAMS_1_TO_16 = "1-16"
 DEVICE_STORE = "1-16, device store"
-LOOKUPS = (BASELINE, OWN_ROW, "ladder", STORE, DEVICE_STORE)
+LOOKUPS = (BASELINE, NGRAMS_1_TO_16, "ladder", STORE, DEVICE_STORE)
 """Values of the option ``lookup``, optionally followed by ", store" or ", device store"."""
 STORE_TOKENS = 2**20
 """Capacity of the device store; that of the host's store is the default."""
@@ -37,8 +37,8 @@ LAG = 1
 """Number of steps until text is in the store: the engine has two batches in flight."""
 
 
-class V2Runner:
-    """A proposer for `simulate` that calls NgramSpeculator with the V2 runner's arguments."""
+class V2Proposer:
+    """A proposer for `replay_drafts` that calls NgramSpeculator with the V2 runner's arguments."""
 
     def __init__(self, lookup: str, k: int) -> None:
         self._lookup, self._k = lookup, k
@@ -53,6 +53,7 @@ class V2Runner:
     def step(
         self, token_ids: Any, num_tokens: Any, sampled: Any, *, row_indices: Any, advance: bool
     ) -> Any:
+        """Appends the sampled tokens and drafts; the simulation always passes advance=True."""
         rows = np.arange(len(token_ids)) if row_indices is None else row_indices
         if self._speculator is None:
             self._speculator = self._make_speculator(token_ids, num_tokens)
@@ -78,8 +79,8 @@ class V2Runner:
         )
 
     def _add_request(self, row: int, prompt: Any, max_tokens: int) -> None:
-        """Adds a request with the scheduler's data. Without them, no other request would share its
-        text."""
+        """Adds a request to the runner's state and to the store. The store shares a request's text
+        only if it gets the request's scope, from the scheduler's data."""
         name = str(row)
         request = SimpleNamespace(req_id=name, lora_request=None, sampling_params=SAMPLING_PARAMS)
         add_requests(
@@ -95,7 +96,7 @@ class V2Runner:
             all_token_ids=SimpleNamespace(gpu=torch.from_numpy(token_ids)),
             total_len=SimpleNamespace(gpu=torch.from_numpy(num_tokens)),
             req_id_to_index={str(row): row for row in range(rows)},
-            add_request=_add_request,
+            add_request=_ignore_request,
             remove_request=lambda req_id: None,
         )
         lookup, _, store = self._lookup.partition(", ")
@@ -127,7 +128,7 @@ def append_tokens(token_ids: Any, num_tokens: Any, rows: Any, sampled: Any) -> A
     return num_sampled
 
 
-def _add_request(
+def _ignore_request(
     req_id: str, prompt_len: int, all_token_ids: Any, num_computed_tokens: int, max_tokens: int
 ) -> None:
     """Does nothing, because the simulator writes the rows."""
@@ -157,7 +158,7 @@ class AcceptancePadded(Op):
             for k in K:
                 result[f"k{k}"] = figures = {}
                 for lookup in LOOKUPS:
-                    counts = replay_drafts(requests, V2Runner(lookup, k), k, BATCH)
+                    counts = replay_drafts(requests, V2Proposer(lookup, k), k, BATCH)
                     figures[lookup] = round(counts.tokens_per_step, 4)
             results.append(result)
             yield result
@@ -167,8 +168,8 @@ class AcceptancePadded(Op):
             summary[key] = {lookup: round(mean, 4) for lookup, mean in means.items()}
             ratios = {lookup: round(m / means[BASELINE], 4) for lookup, m in means.items()}
             summary[key]["ratio"] = ratios
-            summary[key]["store over 1-16"] = round(means[STORE] / means[OWN_ROW], 4)
-            for name, other in (("1-16", OWN_ROW), ("store", STORE)):
+            summary[key]["store over 1-16"] = round(means[STORE] / means[NGRAMS_1_TO_16], 4)
+            for name, other in (("1-16", NGRAMS_1_TO_16), ("store", STORE)):
                 ratio = round(means[DEVICE_STORE] / means[other], 4)
                 summary[key][f"device store over {name}"] = ratio
         yield summary

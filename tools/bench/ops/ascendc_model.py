@@ -130,7 +130,7 @@ class Twin:
         self._library.ngram_npu_ascendc_twin_set_cores(cores)
         self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
         out = (ctypes.c_double * len(_COUNT_NAMES))()
-        self._library.ngram_npu_ascendc_twin_take_cost(out)
+        self._library.ngram_npu_ascendc_twin_take_cost(out)  # resets the counts
         call()
         self._library.ngram_npu_ascendc_twin_take_cost(out)
         return dict(zip(_COUNT_NAMES, out, strict=True))
@@ -174,7 +174,7 @@ def make_short_rows(size: Size, options: Options) -> Workload:
 
 def model_call(twin: Twin, call: Call, cores: int = CORES) -> dict[str, Any]:
     """Returns a call's counts and modelled times. ``floor_us`` is the time to copy the call's bytes
-    at full bandwidth."""
+    at full bandwidth; for lookups, it is the time to read the live tokens (`model_lookup`)."""
     work_model = [p.value if name in WORK_PARAMETERS else 0.0 for name, p in MODEL.items()]
     counts = twin.count_costs(call, cores, [parameter.value for parameter in MODEL.values()])
     work_cycles = twin.count_costs(call, cores, work_model)["cycles"]

@@ -33,7 +33,7 @@ class Op:
         engines: Accepted values of the option ``engine``, the default first.
         peer_makers: Functions that create the peers. Every op also has the peer ``ours:key=value``,
             which is our implementation with other options.
-        assumptions: What the results assume and nobody has measured; written to the results file.
+        assumptions: What the results assume without a measurement; written to the results file.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Op:
                 known = ", ".join(self.engines)
                 raise BenchError(f"{self.name}: engine: expected one of {known}, got {engine}")
             if options.is_ladder and (engine != "index" or options.device != "cpu"):
-                got = f"{engine} on {options.device}"
-                raise BenchError(f"{self.name}: a ladder needs engine index on cpu, got {got}")
+                setting = f"{engine} on {options.device}"
+                raise BenchError(f"{self.name}: a ladder needs engine index on cpu, got {setting}")
             return self.make, options
         if name in self.peer_makers:
             return self.peer_makers[name], options

@@ -63,9 +63,9 @@ def _count_graphs(vllm_graphs: Any, max_num_seqs: int, k: int) -> Result:
     table = auto_k.make_table(lengths, max_num_seqs)
     vllm_manager = make_manager(k, max_num_seqs, table=table)
     plugin_manager = make_manager(k, max_num_seqs, table=table, options={"k": "auto"})
-    widest_batches = vllm_graphs.find_widest_batches(plugin_manager)
+    largest_batches = vllm_graphs.find_largest_batches(plugin_manager)
     pairs = [
-        (batch, length) for length in lengths for batch in range(1, 1 + widest_batches[length])
+        (batch, length) for length in lengths for batch in range(1, 1 + largest_batches[length])
     ]
     count = vllm_graphs.count_full_graphs
     return {

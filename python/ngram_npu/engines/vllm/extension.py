@@ -6,9 +6,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from ngram_npu.engines.vllm.feed.scopes import fold_scope
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.patching import logger
-from ngram_npu.engines.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.engines.vllm.sharing import SharedStore
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from ngram_npu.store import NgramStore, StoreFileError
 
@@ -63,6 +64,11 @@ class StoreExtension:
 
         _call_with_store(self, clear)
 
+    def ngram_npu_store_mark_update(self, keep_updates: int | None = None) -> None:
+        """Announces that the model's weights have changed, and removes text from before the last
+        ``keep_updates`` updates (``NgramStore.mark_update``)."""
+        _call_with_store(self, lambda shared: shared.contents.mark_update(keep_updates))
+
     def ngram_npu_store_merge(self, path: str) -> None:
         """Adds the text of a store's file, which must be the same on all ranks."""
 
@@ -81,12 +87,14 @@ class StoreExtension:
         return _call_with_store(self, lambda shared: vars(shared.contents.statistics).copy())
 
 
-def _find_scope(shared: SharedStore, name: object, adapter: Adapter, salt: str | None) -> int:
+def _find_scope(shared: SharedStore, name: Any, adapter: Adapter, salt: str | None) -> int:
     if not shared.has_scopes and (name, adapter, salt) != (None, None, None):
         raise ValueError("ngram_npu: scope: expected none, this runner has one for all requests")
     lora = adapter and SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
     extra = {} if name is None else {EXTRA_ARGUMENT: name}
-    return scope_of_request(lora, SimpleNamespace(extra_args=extra), salt)
+    if shared.exchanges_scopes:
+        salt = fold_scope(name, salt)
+    return shared.find_scope(lora, SimpleNamespace(extra_args=extra), salt)
 
 
 def _call_with_store(worker: Any, call: Callable[[SharedStore], T]) -> T:

@@ -16,6 +16,7 @@ from ngram_npu import _library
 from ngram_npu.config import INDEX_POLICY, MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
 from ngram_npu.draft_costs import Costs
 from ngram_npu.drafting import uses_index
+from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.errors import InputError
 from ngram_npu.step_time import VerificationCost, load_cost
 from ngram_npu.store import tokenizer_digest
@@ -39,7 +40,9 @@ CHOICES: dict[str, Collection[str]] = {
     "k": ("auto",),
 }
 MAXIMA = {"token_cost": 1.0, "store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
-STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes", "scope")
+STORE_OPTIONS = (
+    *("store_tokens", "store_seed", "store_file", "store_save_minutes", "store_feed", "scope"),
+)
 COST_OPTIONS = ("min_draft_probability", "token_cost", "costs_file")
 MAX_DEVICE_BATCHES = 2
 """A store on the device holds back the text of a request's newest step. With more steps in flight,
@@ -92,6 +95,8 @@ class Options:
     store_file: str = ""
     """Path of the file that this engine saves its store to; empty: none."""
     store_save_minutes: float = 1.0
+    store_feed: str = ""
+    """Publishers of KV events whose text is stored too; empty: none."""
     scope: str = "shared"
     """``"shared"``, or ``"required"``: a request must have a salt, an adapter or a scope."""
     beside_threshold: float = 0.0
@@ -276,6 +281,11 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
             "V1 runner: its text would be wrong; use method 'ngram' or the V2 runner"
         )
     has_store = settings.get("store") is not None
+    if settings.get("store_feed") and settings.get("store") == "finish":
+        raise ValueError(
+            "ngram_npu: store: expected 'live' with store_feed, got 'finish': published text does "
+            "not contain the ends of requests"
+        )
     if has_store and settings.get("scope") == "required" and method in ("custom_class", "ngram"):
         raise ValueError(
             f"ngram_npu: scope: expected 'shared', got 'required': with {method!r} the V1 runner "
@@ -288,6 +298,9 @@ def _check_value(name: str, value: Any) -> Any:
         raise ValueError(f"ngram_npu: {name}: expected 0 to {MAXIMA[name]}, got {value}")
     if (choices := CHOICES.get(name)) and value not in choices:
         raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(choices)}, got {value!r}")
+    if name == "store_feed" and value:
+        parse_publishers(value)  # raises an error
+        return value if isinstance(value, str) else ",".join(value)
     if name == "num_threads" and value < 0:
         raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {value}")
     return value
@@ -317,6 +330,20 @@ def read_scope_option(vllm_config: Any) -> str | None:
     """Returns the option ``scope``; None without a store. Raises as :func:`read_options` does."""
     settings = _read_settings(vllm_config)[0]
     return str(settings.get("scope", "shared")) if settings.get("store") else None
+
+
+def publishes_text(vllm_config: Any) -> bool:
+    """Returns whether vLLM publishes KV events, which contain the text of requests."""
+    events = getattr(vllm_config, "kv_events_config", None)
+    return bool(getattr(events, "enable_kv_cache_events", False))
+
+
+def exchanges_scopes(vllm_config: Any) -> bool:
+    """Returns whether other engines may read this engine's text, or this engine reads theirs. The
+    scope of a request is then one that all of them compute alike. Raises as :func:`read_options`
+    does."""
+    feed = _read_settings(vllm_config)[0].get("store_feed")
+    return publishes_text(vllm_config) or bool(feed)
 
 
 def engine_index(parallel_config: Any) -> int:
@@ -361,6 +388,8 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
     for name, value in section.items():
         option_type = _find_option_type(str(name), _SECTION_PATH)
         accepted_types: Any = (int, float, type(None)) if option_type is float else option_type
+        if name == "store_feed" and isinstance(value, list):
+            continue
         has_type = isinstance(value, accepted_types)
         if not has_type or (option_type is not bool and isinstance(value, bool)):
             raise ValueError(
@@ -536,6 +565,7 @@ OPTION_TYPES: dict[str, type] = {
     "store_save_minutes": float,
     **dict.fromkeys(("match_policy", "lookup", "store", "store_seed", "store_file"), str),
     **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on", "scope", "k"), str),
+    "store_feed": str,
     "step_times_file": str,
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }

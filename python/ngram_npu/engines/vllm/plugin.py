@@ -21,6 +21,7 @@ from typing import Any
 
 from ngram_npu import _library
 from ngram_npu.engines.vllm import auto_k, request_limits, request_scopes, v1_device, v2
+from ngram_npu.engines.vllm.feed import delivery, insertion
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
     Method,
@@ -86,6 +87,7 @@ def install() -> None:
             install_beside()
         run_after_import(CONFIG, _install_option_check)
         auto_k.install()
+        delivery.install()
     except Exception as error:
         log_refusal(refused, f"{MODULE} is not found: {format_error(error)}")
 
@@ -122,6 +124,7 @@ def _replace_sync(module: Any) -> str | None:
 def _install_async(runner: ModuleType) -> None:
     wrap_function(getattr(runner, "GPUModelRunner", None), "__init__", _warn_without_beside)
     request_scopes.install_v1(runner)
+    insertion.install_v1(runner)
     method = "method 'ngram_gpu' of the V1 runner"
     refused = f" for {method}, which is left as it is"
     replace_after_import(RUNNER, _replace_async, method, refused)

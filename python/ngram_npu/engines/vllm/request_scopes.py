@@ -15,11 +15,14 @@ import inspect
 import sys
 from typing import Any, NamedTuple
 
+from ngram_npu.engines.vllm.feed.scopes import fold_scope
 from ngram_npu.engines.vllm.options import (
     EXTRA_ARGUMENT,
     EXTRA_ARGUMENTS,
     K_ARGUMENT,
     SECTION,
+    exchanges_scopes,
+    publishes_text,
     read_beside_option,
     read_scope_option,
 )
@@ -50,6 +53,8 @@ class Rules(NamedTuple):
     requires_scope: bool = False
     """Whether a request must have a salt, an adapter or a scope."""
     has_store: bool = False
+    folds_scope: bool = False
+    """Whether a request's scope becomes part of its salt, which KV events contain."""
 
 
 def install() -> None:
@@ -72,6 +77,9 @@ def _process_inputs(stock: Any, processor: Any, *args: Any, **kwargs: Any) -> An
     try:
         check_request(request, getattr(processor, SECTION))
         check_limit(request, processor.vllm_config)
+        if getattr(processor, SECTION).folds_scope:
+            extra_args = getattr(request.sampling_params, "extra_args", None) or {}
+            request.cache_salt = fold_scope(extra_args.get(EXTRA_ARGUMENT), request.cache_salt)
     except ValueError as error:
         raise _get_error_class()(str(error)) from None
     return request
@@ -96,13 +104,18 @@ def make_rules(vllm_config: Any) -> Rules:
     with contextlib.suppress(*([ValueError] if method == "custom_class" else [])):
         scope = read_scope_option(vllm_config) if is_replaced else None
     if scope is None:
-        return Rules()
+        return Rules(folds_scope=publishes_text(vllm_config))
     hidden_properties: tuple[str, ...] = ()
     if method == "custom_class" or (method == "ngram" and not in_v2):
         hidden_properties = SALT, ADAPTER, EXTRA_ARGUMENT
     elif not _salts_are_passed_on():
         hidden_properties = (SALT,)
-    return Rules(hidden_properties, scope == "required", has_store=True)
+    return Rules(
+        hidden_properties,
+        requires_scope=scope == "required",
+        has_store=True,
+        folds_scope=exchanges_scopes(vllm_config),
+    )
 
 
 def check_request(request: Any, rules: Rules) -> None:

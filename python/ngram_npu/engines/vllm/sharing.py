@@ -19,15 +19,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from multiprocessing.util import Finalize
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 import ngram_npu._C as _C
+from ngram_npu.engines.vllm.feed.scopes import compute_scope
 from ngram_npu.engines.vllm.options import (
     EXTRA_ARGUMENT,
     Options,
     engine_index,
+    exchanges_scopes,
     vocabulary_digest,
 )
 from ngram_npu.engines.vllm.patching import format_error, logger
@@ -35,11 +37,16 @@ from ngram_npu.store import BLOCK_TOKENS, Kind, NgramStore, scope_of
 from ngram_npu.store import file as store_file
 from ngram_npu.store.device_store import DeviceStore
 
+if TYPE_CHECKING:
+    from ngram_npu.engines.vllm.feed.insertion import TextInserter
+
 STORE_TOKENS = 1 << 24
 """350 MB of host memory, which are allocated at the start."""
 DEVICE_STORE_TOKENS = 1 << 20
 """59 MB of device memory, which vLLM measures before it allocates its KV cache."""
 TOKENS_PER_SLOT = 1024
+MAX_TEXT_ROWS = 1024
+"""Maximum number of fed texts that may be continued."""
 IDLE_S = 1.0
 """A store to which no text was added for this time is saved."""
 IDLE_SHARE = 1 / 6
@@ -82,6 +89,7 @@ class SharedStore:
     ) -> None:
         """
         Args:
+            slots: Number of requests. With a feed, each text row gets one more slot.
             device: Where the store is if ``options.device_store`` is set.
 
         Raises:
@@ -89,9 +97,10 @@ class SharedStore:
         """
         visibility = "live" if options.device_store else options.ngram.store
         assert visibility is not None
+        self.first_text_slot, self.num_text_rows = slots, count_text_rows(options)
+        slots += self.num_text_rows
         minimum = TOKENS_PER_SLOT * slots
-        default = DEVICE_STORE_TOKENS if options.device_store else STORE_TOKENS
-        tokens = options.store_tokens or max(default, minimum)
+        tokens = options.store_tokens or max(_default_tokens(options), minimum)
         if tokens < minimum:
             raise ValueError(
                 f"ngram_npu: store_tokens: expected at least {minimum}, {TOKENS_PER_SLOT} for each "
@@ -124,6 +133,10 @@ class SharedStore:
         self.has_scopes = False
         """Whether the runner passes on the scopes of requests."""
         self._requires_scope = options.scope == "required"
+        self.text_inserter: TextInserter | None = None
+        """Inserts fed text; None: there is no feed."""
+        self.exchanges_scopes = exchanges_scopes(vllm_config)
+        """Whether other engines compute the scopes of this engine's requests."""
         self._calls_skipped: int | None = None
         loaded = self._load_files(options.store_seed, device_store)
         if device_store is None:
@@ -172,6 +185,13 @@ class SharedStore:
         self.loaded = " and ".join(filter(None, (seed, own_file)))
         self.digest = store.checksum + ("" if earlier is None else earlier.checksum)
         return store
+
+    def find_scope(self, lora_request: Any, sampling_params: Any, cache_salt: str | None) -> int:
+        """Returns the scope of a request. With ``exchanges_scopes``, the salt contains the scope of
+        ``extra_args`` since the request was admitted."""
+        if self.exchanges_scopes:
+            return compute_scope(lora_request and lora_request.lora_name, cache_salt)
+        return scope_of_request(lora_request, sampling_params, cache_salt)
 
     def vocabulary(self) -> str:
         """Returns the digest of the model's vocabulary; empty, with a log line, if it cannot be
@@ -279,6 +299,19 @@ class SharedStore:
             logger.warning("ngram_npu: the store is not saved: %s", format_error(error))
             return False
         return True
+
+
+def _default_tokens(options: Options) -> int:
+    return DEVICE_STORE_TOKENS if options.device_store else STORE_TOKENS
+
+
+def count_text_rows(options: Options) -> int:
+    """Returns how many fed texts may be continued at the same time: at most a quarter of the
+    store's slots; 0 without a feed."""
+    if not options.store_feed:
+        return 0
+    tokens = options.store_tokens or _default_tokens(options)
+    return min(MAX_TEXT_ROWS, max(1, tokens // (4 * TOKENS_PER_SLOT)))
 
 
 def _check_capacity(store: DeviceStore, path: str) -> None:

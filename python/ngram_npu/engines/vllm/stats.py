@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ngram_npu._C as _C
+from ngram_npu.engines.vllm.feed.texts import FeedCounters, TextSource
 from ngram_npu.engines.vllm.options import Options, engine_index
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.request_scopes import require_scope_checks
@@ -46,6 +47,19 @@ _MATCH_COUNTERS = (
     ("verified_tokens", "Draft tokens verified, except those of requests that ended or moved."),
     ("accepted_tokens", "Draft tokens that were accepted, of those in verified_tokens."),
 )
+_FEED_COUNTERS = {
+    "texts": "Texts that other engines published.",
+    "tokens": "Tokens that other engines published.",
+    "gaps": "Lost batches of events.",
+    "orphans": "Blocks skipped because the beginning of their text is unknown.",
+    "dropped": "Tokens dropped because more arrived than the engine takes.",
+    "rejected": "Messages and blocks skipped because they are malformed or ambiguous.",
+}
+_FEED_GAUGES = {
+    "publishers": "Publishers that are connected.",
+    "age_seconds": "Age of the oldest text that waits for a step.",
+}
+FEED_INTERVAL_S = 2.0
 # A counter can be registered only once per process, but a process may start several engines.
 _registered_metrics: dict[str, Any] = {}
 
@@ -274,6 +288,34 @@ class DraftLengthMetrics:
         text = "Tokens per second over those without drafts."
         _get_metric("Gauge", "goodput", text, labels).set(goodput)
         _get_metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
+
+
+class FeedMetrics:
+    """Prometheus metrics of the text that an engine reads from others (``store_feed``)."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._labels = _make_labels(vllm_config)
+        self._totals = dict.fromkeys(_FEED_COUNTERS, 0)
+
+    def start(self, source: TextSource, closed: threading.Event) -> None:
+        """Updates the metrics in a thread, also between steps, until ``closed`` is set."""
+
+        def update_repeatedly() -> None:
+            while not closed.wait(FEED_INTERVAL_S):
+                self.update(source.get_counters())
+
+        threading.Thread(target=update_repeatedly, name="ngram_npu feed", daemon=True).start()
+
+    def update(self, counters: FeedCounters) -> None:
+        """Sets the metrics to the counters of a reader."""
+        for name, text in _FEED_COUNTERS.items():
+            total = getattr(counters, name)
+            _get_metric("Counter", f"feed_{name}", text, self._labels).inc(
+                total - self._totals[name]
+            )
+            self._totals[name] = total
+        for name, text in _FEED_GAUGES.items():
+            _get_metric("Gauge", f"feed_{name}", text, self._labels).set(getattr(counters, name))
 
 
 def _make_labels(vllm_config: Any) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ngram_npu.drafting import Drafting
+from ngram_npu.engines.vllm.feed.insertion import make_host_inserter
 from ngram_npu.engines.vllm.options import Options, read_options
 from ngram_npu.engines.vllm.request_scopes import keeps_cache_salts
 from ngram_npu.engines.vllm.sharing import (
@@ -60,14 +61,17 @@ class AsyncNgramProposer:
             self.shared_store.has_scopes = True
         # Raises an error if another rank has other options.
         self.has_other_ranks = compare_ranks(vllm_config, options, self.shared_store)
+        store = self.shared_store
+        if store is not None:
+            store.text_inserter = make_host_inserter(store)
         self._drafting = Drafting(
             config,
             kind="torch",
             index=index,
-            store=None if self.shared_store is None else self.shared_store.host_contents,
+            store=None if store is None else store.host_contents,
             workspace=make_workspace("ngram_step_", options, device),
         )
-        self._slots = None if index is None else _IndexSlots(self._drafting, slots)
+        self._slots = None if index is None else _IndexSlots(self._drafting, slots, store)
         engine = "scan" if index is None else "index"
         logs_on_this_rank = log_start(self, vllm_config, options, "ngram_gpu", engine)
         is_counting = logs_on_this_rank and options.metrics
@@ -170,8 +174,9 @@ def to_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> 
 class _IndexSlots:
     """Assigns requests to slots of an index and of a store, and determines their scopes."""
 
-    def __init__(self, drafting: Drafting, count: int) -> None:
+    def __init__(self, drafting: Drafting, count: int, store: SharedStore | None) -> None:
         self._drafting = drafting
+        self._find_scope = scope_of_request if store is None else store.find_scope
         self._free_slots = list(range(count))
         self._assignments: dict[str, tuple[int, int]] = {}  # slot and scope of each request
         self._last_requests: Sequence[str] = ()
@@ -197,7 +202,7 @@ class _IndexSlots:
         for request_id in new_ids:
             request = alive[request_id]
             scope_fields = ("lora_request", "sampling_params", "cache_salt")
-            scope = scope_of_request(*(getattr(request, field, None) for field in scope_fields))
+            scope = self._find_scope(*(getattr(request, field, None) for field in scope_fields))
             self._assignments[request_id] = self._free_slots.pop(), scope
         self._last_requests = list(requests)
         pairs = [self._assignments[request_id] for request_id in requests]

@@ -15,6 +15,7 @@ import numpy as np
 import ngram_npu._C as _C
 from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
+from ngram_npu.engines.vllm.feed.insertion import make_host_inserter
 from ngram_npu.engines.vllm.options import Method, Options, read_options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.sharing import SharedStore
@@ -81,6 +82,7 @@ class IndexedRows(ScannedRows):
         self._num_behind = 0  # rows with tokens that are not indexed yet
         if options.ngram.store is not None:
             self.store = SharedStore(vllm_config, options, self._num_slots, "numpy")
+            self.store.text_inserter = make_host_inserter(self.store)
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
@@ -135,6 +137,8 @@ class StockNgramProposer:
     """Replaces vLLM's ``NgramProposer``, with the n and k of ``speculative_config``."""
 
     _method: Method = "ngram"
+    has_other_ranks = False
+    """Whether ranks must draft the same. Here the scheduler uses the drafts of one rank."""
 
     def __init__(self, vllm_config: Any) -> None:
         self.options = options = read_options(vllm_config, self._method)

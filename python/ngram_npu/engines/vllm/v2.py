@@ -28,6 +28,12 @@ import torch
 from ngram_npu import _library
 from ngram_npu.config import default_match_costs
 from ngram_npu.drafting import Drafting, Drafts
+from ngram_npu.engines.vllm.feed.delivery import ROW_TOKENS
+from ngram_npu.engines.vllm.feed.insertion import (
+    insert_texts,
+    make_device_inserter,
+    make_job_inserter,
+)
 from ngram_npu.engines.vllm.options import Method, Options, read_options
 from ngram_npu.engines.vllm.patching import class_mismatch, logger, parameter_names
 from ngram_npu.engines.vllm.sharing import (
@@ -35,7 +41,6 @@ from ngram_npu.engines.vllm.sharing import (
     SharedStore,
     compare_ranks,
     exit_worker_on_error,
-    scope_of_request,
 )
 from ngram_npu.engines.vllm.stats import DeviceStats, log_start
 from ngram_npu.engines.vllm.v1_device import make_workspace
@@ -103,8 +108,11 @@ class RowLookup:
                 lag=vllm_config.max_concurrent_batches - 1,
                 index=self.index,
                 store=None if store is None else store.host_contents,
+                num_text_rows=0 if store is None else store.num_text_rows,
+                text_capacity=ROW_TOKENS,
             )
             if store is not None:
+                store.text_inserter = make_job_inserter(store, self._host)
                 store.settle = functools.partial(self._host.settle, SETTLE_S)
             shape = options.max_num_seqs, self.k + 2
             self._sampled = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -116,6 +124,7 @@ class RowLookup:
             if store is not None:
                 contents = store.device_contents
                 self._store_drafts = DeviceStoreDrafts(contents, *self._state, self.k + 1)
+                store.text_inserter = make_device_inserter(store)
         self._watch_rows(req_states)
         shape = options.max_num_seqs, self.k
         self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -221,8 +230,8 @@ class RowLookup:
         """A request begins in ``row``. ``arguments`` are those of ``add_request``."""
         request = self._announced.pop(arguments["req_id"], None)
         scope = 0
-        if request is not None:
-            scope = scope_of_request(
+        if self.shared_store is not None and request is not None:
+            scope = self.shared_store.find_scope(
                 request.lora_request,
                 request.sampling_params,
                 getattr(request, "cache_salt", None),  # exists if it is passed on
@@ -293,10 +302,12 @@ def is_warm_up(input_batch: Any) -> bool:
 
 
 def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any) -> None:
-    """Wraps ``GPUModelRunner.add_requests``: passes the data of new requests to the speculator."""
+    """Wraps ``GPUModelRunner.add_requests``: passes the data of new requests, and fed texts, to
+    the speculator. The runner calls the function in every step, also without requests."""
     lookup = getattr(runner.speculator, LOOKUP_ATTRIBUTE, runner.speculator)
     if isinstance(lookup, RowLookup):
         lookup._announced |= {new.req_id: new for new in scheduler_output.scheduled_new_reqs}
+        insert_texts(lookup, scheduler_output)
     stock(runner, scheduler_output)
 
 

@@ -15,7 +15,7 @@ from engines import Engine, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm import auto_k, plugin
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-from vllm_graphs import find_widest_batches, has_full_graph, make_graph_manager
+from vllm_graphs import find_largest_batches, has_full_graph, make_graph_manager
 
 METHODS = {
     "scan": Method("ngram_gpu", {"k": "auto", "lookup": "1-16"}, asynchronous=True),
@@ -141,7 +141,7 @@ def test_allowed_batches_and_lengths_are_those_with_a_graph(
     assert {*lengths_by_batch[1:]} == {*lengths}
     manager = make_graph_manager(k, max_num_seqs, table=table, sizes=sizes, options={"k": "auto"})
     sizes = manager.compilation_config.cudagraph_capture_sizes
-    widest = find_widest_batches(manager)
+    widest = find_largest_batches(manager)
     is_allowed = auto_k.make_graph_check(lengths, max_num_seqs, sizes)
     for length, batch in product(lengths, range(1, max_num_seqs + 1)):
         if length:

@@ -1,4 +1,5 @@
-"""Workers for the option `worker_cls` that report drafts, delay the second rank, or kill it."""
+"""Workers for the option `worker_cls` that report drafts. The second rank of some is delayed, reads
+the feed itself, or is killed."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ import os
 import random
 import signal
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from ngram_npu.engines.vllm.feed import delivery
+from ngram_npu.engines.vllm.options import find_method, read_options
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -51,6 +55,30 @@ class DelayedWorker(ReportingWorker):
                 run_job(job)
 
             stream.run = delay_job
+
+
+class FeedReadingWorker(ReportingWorker):
+    """Reads ``store_feed`` itself on the second rank, and ignores the text of the scheduler."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        if self.rank != 1:
+            return
+        store = _get_drafter(self).shared_store
+        method = find_method(self.vllm_config)
+        assert method is not None
+        source = delivery.make_source(self.vllm_config, read_options(self.vllm_config, method))
+        own_delivery = delivery.TextDelivery(source, store.num_text_rows)
+        run_step = store.text_inserter.run_step
+
+        def insert_own_text(step: Any) -> None:
+            output = SimpleNamespace()
+            own_delivery.add_texts(output)
+            if (own_step := getattr(output, delivery.ATTRIBUTE, None)) is not None:
+                store.text_inserter.insert(own_step)
+            run_step(None)
+
+        store.text_inserter.run_step = insert_own_text
 
 
 class KilledWorker(CPUWorker):

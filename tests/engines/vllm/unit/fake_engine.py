@@ -59,8 +59,8 @@ def make_config(
 def make_store_config(
     rank: int = 0, *, store: str | None = "live", ranks: int = 1, **options: Any
 ) -> Any:
-    """Returns a VllmConfig with a store of the default capacity, or without a store (None)."""
-    section = {**LADDER, **({"store": store} if store else {}), **options}
+    """Returns a VllmConfig with a small store, or without a store (None)."""
+    section = {**LADDER, **({**STORE, "store": store} if store else {}), **options}
     return make_config(rank=rank, ranks=ranks, length=400, vocabulary=1000, **section)
 
 

@@ -282,6 +282,10 @@ def test_worker_warms_merges_and_clears_the_store(tmp_path: Path) -> None:
         assert worker.ngram_npu_store_statistics()["tokens_held"] == held
     worker.ngram_npu_store_clear(all_scopes=True)
     assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
+    for num_kept in (4, 4, 0):
+        worker.ngram_npu_store_warm([WORDS[:4]])
+        worker.ngram_npu_store_mark_update(2 if num_kept else 1)
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == num_kept
 
 
 def test_files_are_loaded_merged_and_saved(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ DRAFT_OPTIONS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "token_cost": (0.02, 0.05, {"min_draft_probability": None}),
     "store": ("live", "finish", {}),
     "store_tokens": (20_000, 30_000, {}),
+    "store_feed": ("", "tcp://10.0.0.1:5557", {}),
     "scope": ("shared", "required", {}),
     "engine": ("auto", "index", {}),
     "draft_on": ("auto", "host", {}),

@@ -3,6 +3,7 @@ vLLM's scheduler sends to workers. Short fakes replace vLLM's modules."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pickle
 import sys
@@ -13,6 +14,7 @@ import fake_engine
 import pytest
 from conftest import FakeVLLM
 from ngram_npu.engines.vllm import NgramProposer, plugin, request_scopes
+from ngram_npu.engines.vllm.feed.scopes import fold_scope
 from ngram_npu.engines.vllm.request_scopes import Rules
 
 PROCESSOR_SOURCE = """
@@ -197,6 +199,26 @@ def test_request_without_required_owner_raises(extra_args: dict[Any, Any] | None
         for name in ("ngram_gpu, required", "V2 ngram, required", "beside"):
             with pytest.raises(ValueError, match=r"ngram_npu: scope='required': expected a cache_"):
                 process_request(ENGINES[name][0], extra_args, salt)
+
+
+@pytest.mark.usefixtures("vllm_modules")
+@pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V2 ngram", "beside"])
+@pytest.mark.parametrize("exchange", ["events", "feed"])
+def test_exchanged_scope_becomes_part_of_the_salt(name: str, exchange: str) -> None:
+    vllm_config = copy.copy(ENGINES[name][0])
+    has_store = name not in ("ngram", "eagle")
+    if exchange == "events":
+        vllm_config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True)
+    elif has_store:
+        section = vllm_config.additional_config["ngram_npu"]
+        vllm_config.additional_config = {"ngram_npu": {**section, "store_feed": "tcp://a:1"}}
+    folds = exchange == "events" or has_store
+    for salt in (None, "a"):
+        expected = fold_scope("tenant", salt) if folds else salt
+        assert process_request(vllm_config, SCOPE, salt).cache_salt == expected
+    assert process_request(vllm_config, salt="a").cache_salt == "a"
+    with pytest.raises(ValueError, match="ngram_npu_scope in extra_args"):
+        process_request(vllm_config, {"ngram_npu_scope": ""})
 
 
 @pytest.mark.usefixtures("vllm_modules")

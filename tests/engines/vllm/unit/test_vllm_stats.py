@@ -3,6 +3,7 @@ of a GPU are read."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 from fake_engine import CPU, K, make_config
 from ngram_npu.engines.vllm import stats, v1_device
+from ngram_npu.engines.vllm.feed.texts import FeedCounters
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 
@@ -180,7 +182,8 @@ class FakeGauge(FakeCounter):
         super().__init__(name, text, names)
 
     def labels(self, **labels: str) -> Any:
-        key = self.name, labels["batch"]
+        _, _, *values = labels.values()  # after the model's name and the engine's number
+        key = self.name, *values
         return SimpleNamespace(set=lambda value: self.values.update({key: value}))
 
 
@@ -196,4 +199,19 @@ def test_draft_lengths_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatc
         ("ngram_npu_draft_length", "9-16"): 0,
         ("ngram_npu_goodput", "9-16"): 1.0,
         ("ngram_npu_draft_length_changes", "9-16"): 2,
+    }
+
+
+def test_feed_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
+    module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge)
+    monkeypatch.setitem(sys.modules, "prometheus_client", module)
+    monkeypatch.setattr(stats, "_registered_metrics", {})
+    metrics = stats.FeedMetrics(make_config())
+    metrics.update(FeedCounters(texts=1, tokens=20, publishers=2, age_seconds=0.5))
+    counters = FeedCounters(texts=3, tokens=50, gaps=1, orphans=2, dropped=4, rejected=5)
+    metrics.update(counters)
+    assert FakeCounter.values == {
+        (f"ngram_npu_feed_{field.name}",): getattr(counters, field.name)
+        for field in dataclasses.fields(FeedCounters)
     }

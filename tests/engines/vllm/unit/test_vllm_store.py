@@ -51,6 +51,7 @@ def test_store_tokens_below_minimum_raises() -> None:
 @pytest.mark.parametrize(("requests", "capacity"), [(1024, 1 << 24), (16384, 2048 * 16384)])
 def test_default_store_tokens_depend_on_max_num_seqs(requests: int, capacity: int) -> None:
     vllm_config = make_store_config()
+    del vllm_config.additional_config["ngram_npu"]["store_tokens"]
     vllm_config.scheduler_config.max_num_seqs = requests
     shared_store = NgramProposer(vllm_config).shared_store
     assert shared_store is not None
@@ -116,7 +117,7 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
     def load_hundreds(seed: str) -> set[int]:
         """Runs an engine with this seed. Returns its stored tokens, divided by 100."""
         options = {"store_seed": str(tmp_path / seed)} if seed else {}
-        proposer, store = create_proposer(store_tokens=16384, store_file=str(store_file), **options)
+        proposer, store = create_proposer(store_file=str(store_file), **options)
         store.warm([[next(new_tokens)]])
         texts = store.texts()
         del proposer, store
@@ -281,6 +282,10 @@ def test_worker_warms_merges_and_clears_the_store(tmp_path: Path, runner: str) -
     assert worker.ngram_npu_store_statistics()["tokens_held"] == 30
     worker.ngram_npu_store_clear(all_scopes=True)
     assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
+    for num_kept in (4, 4, 0):
+        worker.ngram_npu_store_warm([WORDS[:4]])
+        worker.ngram_npu_store_mark_update(2 if num_kept else 1)
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == num_kept
 
 
 def test_worker_that_merges_a_missing_file_raises_or_ends_its_rank(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ TEST(Copies, InvalidLengthOrAlignmentIsReported) {
     };
   };
   EXPECT_CLEAN(make_kernel({1, 20, 0, 0, 0}, 4), regions);
-  EXPECT_FAULT("nothing has computed", make_kernel({1, 20, 0, 0, 0}, 5),
+  EXPECT_FAULT("uninitialized UB", make_kernel({1, 20, 0, 0, 0}, 5),
                regions);  // the bytes after the data, up to 32, are poison
   EXPECT_FAULT("the limit is 2097151", make_kernel({1, 0, 0, 0, 0}, 0), regions);
   EXPECT_FAULT("the limit is 2097151", make_kernel({1, 2097152, 0, 0, 0}, 0), regions);

@@ -95,7 +95,7 @@ TEST(Buffers, MisuseOfQueueIsReported) {
 
 // A kernel may compute with poison, but must not use the result.
 TEST(Buffers, UseOfPoisonIsReported) {
-  EXPECT_FAULT("nothing has computed", make_scratch_kernel<int32_t>([](auto& s) { read_element(s.tensor, 0); }, false));
+  EXPECT_FAULT("uninitialized UB", make_scratch_kernel<int32_t>([](auto& s) { read_element(s.tensor, 0); }, false));
   // Initializes the first num_initialized elements and reads one element.
   const auto make_read_kernel = [](int32_t num_initialized, uint32_t index) {
     return make_scratch_kernel<int32_t>(
@@ -106,7 +106,7 @@ TEST(Buffers, UseOfPoisonIsReported) {
         },
         false);
   };
-  EXPECT_FAULT("nothing has computed", make_read_kernel(8, 8));
+  EXPECT_FAULT("uninitialized UB", make_read_kernel(8, 8));
   EXPECT_CLEAN(make_read_kernel(8, 7));
   Tensor<int32_t> memory(64);
   const auto make_store_kernel = [&](int32_t num_initialized) {
@@ -120,9 +120,9 @@ TEST(Buffers, UseOfPoisonIsReported) {
   };
   EXPECT_CLEAN(make_store_kernel(64), {memory.region()});
   EXPECT_EQ(memory.values[63], 7);
-  EXPECT_FAULT("nothing has computed", make_store_kernel(56), {memory.region()});
+  EXPECT_FAULT("uninitialized UB", make_store_kernel(56), {memory.region()});
   // A queue's buffer is poison when it is allocated again.
-  EXPECT_FAULT("nothing has computed", [] {
+  EXPECT_FAULT("uninitialized UB", [] {
     TPipe pipe;
     InputQueue queue;
     pipe.InitBuffer(queue, 1, 256);
@@ -146,9 +146,9 @@ TEST(Buffers, MasksAndShiftsPropagatePoisonByBit) {
     };
   };
   EXPECT_CLEAN(make_mask_kernel(0, false));
-  EXPECT_FAULT("nothing has computed", make_mask_kernel(1, false));
+  EXPECT_FAULT("uninitialized UB", make_mask_kernel(1, false));
   EXPECT_CLEAN(make_mask_kernel(0xFFFF, true));
-  EXPECT_FAULT("nothing has computed", make_mask_kernel(0xFFFE, true));
+  EXPECT_FAULT("uninitialized UB", make_mask_kernel(0xFFFE, true));
   const auto make_shift_kernel = [](uint32_t num_bits) {
     return make_scratch_kernel<uint32_t>(
         [num_bits](auto& s) {
@@ -158,7 +158,7 @@ TEST(Buffers, MasksAndShiftsPropagatePoisonByBit) {
         false);
   };
   EXPECT_CLEAN(make_shift_kernel(32));  // a shift inserts zeros
-  EXPECT_FAULT("nothing has computed", make_shift_kernel(31));
+  EXPECT_FAULT("uninitialized UB", make_shift_kernel(31));
 }
 
 TEST(Buffers, UnalignedOperandIsReported) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -13,7 +14,11 @@
 // The functions of the model that device functions call. Every call may yield to other threads. If a call breaks a rule
 // of CUDA, the call does not return: the launch ends with an error that names the rule.
 
+// The linker section with the shared memory of the source file. CMakeLists.txt names one section per kernel file, so
+// that the model exchanges only the shared memory of the file whose kernel runs.
+#ifndef NGRAM_TWIN_SHARED_SECTION
 #define NGRAM_TWIN_SHARED_SECTION "ngram_twin_shared"
+#endif
 // The source location of a call in the kernel, from two parameters with defaults. The return address does not identify
 // the call, because the compiler may duplicate code.
 #define NGRAM_TWIN_CALLER_PARAMETERS const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -48,8 +53,8 @@ uint64_t run_collective(Collective collective, uint32_t mask, uint64_t value, in
 // Returns the dynamic shared memory of the running thread's block.
 void* get_dynamic_shared_memory();
 
-// Reads memory that no thread of the launch may write, neither before nor after this call.
-void read_constant(const void* address, int bytes);
+// Checks a read of memory that no thread of the launch may write, neither before nor after this call.
+void check_constant_read(const void* address, int bytes);
 
 // The function of an atomic operation: changes the value at `address` with `operand` and returns the old value.
 using AtomicFunction = uint64_t (*)(void* address, uint64_t operand);
@@ -222,7 +227,7 @@ T __nv_atomic_fetch_add(T* address, T operand, int order, int scope) {
 
 template <class T>
 T __ldg(const T* address) {
-  twin::read_constant(address, sizeof(T));
+  twin::check_constant_read(address, sizeof(T));
   return *address;
 }
 
@@ -237,7 +242,7 @@ inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigne
 inline void __builtin_assume(bool) {}
 inline bool __isGlobal(const void*) { return true; }
 
-// Functions for host code. A launch is complete when cudaLaunchKernelEx() returns.
+// Functions for host code. Unless launches are captured, a launch is complete when cudaLaunchKernelEx() returns.
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -261,8 +266,23 @@ struct cudaLaunchConfig_t {
 
 namespace twin {
 
+// The linker defines these symbols at the ends of the section; they are null if no kernel has shared memory.
+extern char shared_begin[] __asm__("__start_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
+extern char shared_end[] __asm__("__stop_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
+
+struct SharedMemory {
+  char *begin, *end;
+
+  size_t bytes() const { return static_cast<size_t>(end - begin); }
+  bool contains(const void* address) const { return address >= begin && address < end; }
+};
+
 // Calls run_thread(argument) once for each thread of the grid.
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*run_thread)(void*), void* argument);
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, SharedMemory shared_memory,
+                   void (*run_thread)(void*), void* argument);
+
+// Calls `run`, which launches a kernel, or adds it to the graph that is being captured.
+cudaError_t run_or_capture(std::function<cudaError_t()> run);
 
 }  // namespace twin
 
@@ -273,13 +293,17 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared);
 
+// Passes the shared memory of the file that calls this function. Kernels of different files must have different
+// parameter types, because otherwise the linker merges the two instances of this function.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  auto call_kernel = [&, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+  auto call_kernel = [kernel, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
     std::apply(kernel, values);  // copies the values for each thread
   };
-  return twin::launch(
-      *config, reinterpret_cast<const void*>(kernel),
-      [](void* call) { (*static_cast<decltype(call_kernel)*>(call))(); }, &call_kernel);
+  return twin::run_or_capture([config = *config, kernel, call_kernel]() mutable {
+    const auto run_thread = [](void* call) { (*static_cast<decltype(call_kernel)*>(call))(); };
+    return twin::launch(config, reinterpret_cast<const void*>(kernel), {twin::shared_begin, twin::shared_end},
+                        run_thread, &call_kernel);
+  });
 }

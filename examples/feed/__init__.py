@@ -1,0 +1,1 @@
+"""Shows how a replica drafts from text that another replica publishes."""

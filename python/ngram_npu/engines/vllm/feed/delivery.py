@@ -1,0 +1,249 @@
+"""Delivers fed texts from an engine's scheduler to its ranks, which insert them into their stores.
+
+All ranks must insert the same text before the same step, since each of them embeds its own drafts.
+So only the scheduler's process reads the feed. It adds the text to the output of ``schedule``,
+which vLLM sends to all ranks, and each rank inserts it when the runner processes that output
+(:mod:`~ngram_npu.engines.vllm.feed.insertion`). The scheduler also assigns texts to rows, so that a
+rank only copies tokens. Each step with text carries a digest of all text so far, with which a rank
+compares a digest of what it has inserted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.engines.vllm.feed.addresses import parse_publishers
+from ngram_npu.engines.vllm.feed.texts import FedText, TextSource
+from ngram_npu.engines.vllm.options import (
+    Options,
+    engine_index,
+    find_method,
+    publishes_text,
+    read_options,
+)
+from ngram_npu.engines.vllm.patching import (
+    SCHEDULER,
+    format_error,
+    logger,
+    run_after_import,
+    wrap_function,
+)
+from ngram_npu.engines.vllm.sharing import count_text_rows
+from ngram_npu.engines.vllm.stats import FeedMetrics
+from ngram_npu.tensors import Int32Array
+
+ATTRIBUTE = "ngram_npu_texts"
+"""Attribute of a ``SchedulerOutput`` that holds its :class:`TextStep`."""
+TOKENS_PER_STEP = 1024
+"""Maximum number of fed tokens per step. Each takes about a quarter of a microsecond."""
+PIECES_PER_STEP = 128
+"""Maximum number of pieces per step, because a publisher may send very short blocks."""
+ROW_TOKENS = 2048
+"""Capacity of a text row. A longer text continues at the beginning of its row."""
+CONTEXT_TOKENS = 16
+"""Number of tokens that such a text repeats there: the length of a store's longest n-gram."""
+
+Piece = tuple[int, bool, int, Int32Array]
+"""Tokens for one row: row, whether another text begins in it, scope, tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """The P pieces of text that the ranks insert before a step, in this order. vLLM pickles it for
+    ranks in other processes."""
+
+    rows: Int32Array
+    """[P]"""
+    begins_text: npt.NDArray[np.bool_]
+    """[P] whether another text than the one in the row begins."""
+    scopes: npt.NDArray[np.int64]
+    """[P]"""
+    counts: Int32Array
+    """[P] number of tokens."""
+    tokens: Int32Array
+    """[sum of ``counts``] the tokens of all pieces."""
+    digest: bytes
+    """Digest of all pieces that the scheduler has sent, including these."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickling bytes takes a tenth of the time of pickling arrays.
+        columns = self.rows, self.begins_text, self.scopes, self.counts, self.tokens
+        return _unpickle_step, (tuple(column.tobytes() for column in columns), self.digest)
+
+
+def _unpickle_step(columns: tuple[bytes, ...], digest: bytes) -> TextStep:
+    types = np.int32, np.bool_, np.int64, np.int32, np.int32
+    arrays: Any = map(np.frombuffer, columns, types)
+    return TextStep(*arrays, digest)
+
+
+class TextDigest:
+    """A digest of all pieces that a process has sent or inserted."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.digest = b""
+
+    def add(self, step: TextStep) -> bytes:
+        """Adds the pieces of a step, and returns the new digest."""
+        for array in (step.rows, step.begins_text, step.scopes, step.counts, step.tokens):
+            self._hash.update(array.tobytes())
+        self.digest = self._hash.digest()
+        return self.digest
+
+
+class TextRows:
+    """Assigns texts to a fixed number of rows. A new text replaces the one that was continued least
+    recently. If that text continues later, it begins again without its earlier tokens."""
+
+    def __init__(self, num_rows: int, capacity: int = ROW_TOKENS) -> None:
+        self._free_rows = list(range(num_rows))
+        self._row_of_chain: dict[int, int] = {}  # the least recently continued text first
+        self._lengths = [0] * num_rows
+        self._newest_tokens = [np.zeros(0, np.int32)] * num_rows
+        self._capacity = capacity
+
+    def split(self, text: FedText) -> list[Piece]:
+        """Splits a text into pieces that fit into rows."""
+        row = self._row_of_chain.pop(text.chain, None)
+        begins = row is None
+        if row is None:
+            if self._free_rows:
+                row = self._free_rows.pop()
+            else:
+                row = self._row_of_chain.pop(next(iter(self._row_of_chain)))
+        self._row_of_chain[text.chain] = row
+        tokens, pieces = text.tokens, []
+        while len(tokens):
+            if begins:
+                self._lengths[row] = 0
+            elif self._lengths[row] == self._capacity:
+                begins, tokens = True, np.concatenate((self._newest_tokens[row], tokens))
+                continue
+            count = min(len(tokens), self._capacity - self._lengths[row])
+            pieces.append((row, begins, text.scope, tokens[:count]))
+            self._lengths[row] += count
+            newest = tokens[:count][-CONTEXT_TOKENS:]
+            if not begins and count < CONTEXT_TOKENS:
+                newest = np.concatenate((self._newest_tokens[row], newest))[-CONTEXT_TOKENS:]
+            self._newest_tokens[row] = newest
+            begins, tokens = False, tokens[count:]
+        return pieces
+
+
+class TextDelivery:
+    """Takes text from a reader, and adds it to the outputs of a scheduler."""
+
+    def __init__(self, source: TextSource, num_rows: int) -> None:
+        self._source: TextSource | None = source
+        self.closed = threading.Event()
+        """Set when the feed has ended."""
+        self._rows, self._digest = TextRows(num_rows), TextDigest()
+        self._waiting: deque[Piece] = deque()
+
+    def add_texts(self, output: Any) -> None:
+        """Adds the next text to the output of a step. Never raises: an error ends the feed."""
+        if self._source is None:
+            return
+        try:
+            if not self._waiting:
+                texts = self._source.take_texts(TOKENS_PER_STEP)
+                if not texts:
+                    return
+                for text in texts:
+                    self._waiting += self._rows.split(text)
+            setattr(output, ATTRIBUTE, self._make_step())
+        except Exception as error:
+            logger.error("ngram_npu: store_feed is off: %s", format_error(error))
+            self.close()
+
+    def close(self) -> None:
+        if self._source is not None:
+            source, self._source = self._source, None
+            self.closed.set()
+            source.close()
+
+    def _make_step(self) -> TextStep:
+        count = min(len(self._waiting), PIECES_PER_STEP)
+        rows, begins_text, scopes, tokens = zip(
+            *(self._waiting.popleft() for _ in range(count)), strict=True
+        )
+        step = TextStep(
+            np.array(rows, np.int32),
+            np.array(begins_text, np.bool_),
+            np.array(scopes, np.int64),
+            np.fromiter(map(len, tokens), np.int32, count),
+            np.concatenate(tokens),
+            b"",
+        )
+        return dataclasses.replace(step, digest=self._digest.add(step))
+
+
+def install() -> None:
+    """Wraps vLLM's scheduler, now or when vLLM imports it. May be called again."""
+    run_after_import(SCHEDULER, _wrap_scheduler)
+
+
+def _wrap_scheduler(module: Any) -> None:
+    wrap_function(getattr(module, "Scheduler", None), "__init__", _init)
+
+
+def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    stock(scheduler, *args, **kwargs)
+    vllm_config = scheduler.vllm_config
+    method = find_method(vllm_config)
+    if method is None:
+        return
+    options = read_options(vllm_config, method)
+    if not options.store_feed:
+        return
+    try:
+        source = make_source(vllm_config, options)
+    except Exception as error:
+        logger.error("ngram_npu: store_feed is off: %s", format_error(error))
+        return
+    text_delivery = TextDelivery(source, count_text_rows(options))
+    attach(scheduler, text_delivery)
+    FeedMetrics(vllm_config).start(source, text_delivery.closed)
+
+
+def make_source(vllm_config: Any, options: Options) -> TextSource:
+    """Returns a reader of the publishers in ``store_feed`` that leaves out this engine's own."""
+    from ngram_npu.engines.vllm.feed.reader import FeedReader  # needs packages that vLLM requires
+
+    endpoint = None
+    if publishes_text(vllm_config) and vllm_config.kv_events_config.endpoint.startswith("tcp"):
+        address, _, port = vllm_config.kv_events_config.endpoint.rpartition(":")
+        # vLLM adds the number of the engine in a data-parallel server to the port.
+        endpoint = f"{address}:{int(port) + engine_index(vllm_config.parallel_config)}"
+    return FeedReader(
+        parse_publishers(options.store_feed),
+        vocab_size=vllm_config.model_config.get_vocab_size(),
+        own_endpoint=endpoint,
+    )
+
+
+def attach(scheduler: Any, delivery: TextDelivery) -> None:
+    """Makes a scheduler add text to its outputs. The functions of the instance are replaced,
+    because subclasses of vLLM's scheduler may override those of its class."""
+    stock_schedule, stock_shutdown = scheduler.schedule, scheduler.shutdown
+    add_texts = delivery.add_texts
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        output = stock_schedule(*args, **kwargs)
+        add_texts(output)
+        return output
+
+    def shutdown(*args: Any, **kwargs: Any) -> Any:
+        delivery.close()
+        return stock_shutdown(*args, **kwargs)
+
+    scheduler.schedule, scheduler.shutdown = schedule, shutdown

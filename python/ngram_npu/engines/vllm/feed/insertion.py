@@ -1,0 +1,224 @@
+"""Inserts fed texts into the store of a rank (:mod:`~ngram_npu.engines.vllm.feed.delivery`).
+
+The text becomes part of the steps' order: an event of the next job where the host drafts, launches
+in the stream of the steps for a store on a device, and a call before the step in the V1 runner.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ngram_npu.engines.vllm.feed.delivery import ATTRIBUTE, ROW_TOKENS, TextDigest, TextStep
+from ngram_npu.engines.vllm.patching import (
+    RUNNER,
+    find_argument,
+    format_error,
+    is_wrapped,
+    logger,
+    parameter_names,
+    wrap_function,
+)
+from ngram_npu.engines.vllm.sharing import SharedStore, exit_worker_on_error
+from ngram_npu.host_drafting import HostDrafting
+
+
+class TextInserter:
+    """Inserts the text of steps, and compares it with what the scheduler sent.
+
+    Args:
+        insert: Inserts the pieces of a step into the store.
+    """
+
+    def __init__(self, insert: Callable[[TextStep], None]) -> None:
+        self._insert, self._inserted = insert, TextDigest()
+        self._sent_digest = self._inserted.digest
+
+    def insert(self, step: TextStep) -> None:
+        """Inserts text, and adds it to the digest of all inserted text."""
+        self._insert(step)
+        self._inserted.add(step)
+
+    def run_step(self, step: TextStep | None) -> None:
+        """Inserts the text that the scheduler sent for a step; None: it sent none.
+
+        Raises:
+            RuntimeError: Other text was inserted up to this step than the scheduler sent.
+        """
+        if step is not None:
+            self.insert(step)
+            self._sent_digest = step.digest
+        if self._inserted.digest != self._sent_digest:
+            raise RuntimeError(
+                f"ngram_npu: store_feed: expected text with digest {self._sent_digest.hex()}, as "
+                f"the scheduler sent it, got {self._inserted.digest.hex()}"
+            )
+
+
+def insert_texts(drafter: Any, scheduler_output: Any) -> None:
+    """Inserts the text that the scheduler added to its output, if any, into a drafter's store.
+    Called in every step."""
+    store: SharedStore | None = getattr(drafter, "shared_store", None)
+    if store is not None and store.text_inserter is not None:
+        _run_step(drafter, store.text_inserter, getattr(scheduler_output, ATTRIBUTE, None))
+
+
+@exit_worker_on_error
+def _run_step(drafter: Any, inserter: TextInserter, step: TextStep | None) -> None:
+    try:
+        inserter.run_step(step)
+    except Exception as error:
+        if drafter.has_other_ranks:
+            raise
+        drafter.shared_store.text_inserter = None
+        logger.error("ngram_npu: store_feed is off: %s", format_error(error))
+
+
+def execute_model(stock: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps ``GPUModelRunner.execute_model`` of the V1 runner."""
+    output = find_argument(args, kwargs, 0, "scheduler_output")
+    insert_texts(getattr(runner, "drafter", None), output)
+    return stock(runner, *args, **kwargs)
+
+
+def install_v1(module: Any) -> None:
+    """Makes the V1 runner in ``module`` insert fed texts before each step."""
+    runner = getattr(module, "GPUModelRunner", None)
+    stock = getattr(runner, "execute_model", None)
+    if inspect.isfunction(stock) and parameter_names(stock)[:2] == ["self", "scheduler_output"]:
+        wrap_function(runner, "execute_model", execute_model)
+
+
+def make_job_inserter(store: SharedStore, drafting: HostDrafting) -> TextInserter | None:
+    """Returns an inserter that makes text a part of the next job; None without a feed."""
+    if not store.num_text_rows:
+        return None
+
+    def insert(step: TextStep) -> None:
+        pieces = np.split(step.tokens, np.cumsum(step.counts)[:-1])
+        columns = step.rows.tolist(), pieces, step.scopes.tolist(), step.begins_text.tolist()
+        for row, tokens, scope, begins_text in zip(*columns, strict=True):
+            drafting.append_text(row, tokens, scope=scope, begins_text=begins_text)
+
+    return TextInserter(insert)
+
+
+class _Rows:
+    """The lengths of the text rows, and where the tokens of a step go."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.lengths = np.zeros(num_rows, np.int32)
+
+    def append(self, step: TextStep) -> Iterator[tuple[TextStep, npt.NDArray[np.int64]]]:
+        """Yields the pieces of a step in parts without two pieces for one row, and the positions of
+        their tokens in the rows, which are consecutive in memory. ``lengths`` includes the parts
+        that were yielded."""
+        for part in _split_by_row(step):
+            self.lengths[part.rows[part.begins_text]] = 0
+            begins = part.rows.astype(np.int64) * ROW_TOKENS + self.lengths[part.rows]
+            ends_in_step = np.cumsum(part.counts)
+            shifts = begins - (ends_in_step - part.counts)
+            self.lengths[part.rows] += part.counts
+            yield part, np.arange(ends_in_step[-1]) + np.repeat(shifts, part.counts)
+
+
+def _split_by_row(step: TextStep) -> Iterator[TextStep]:
+    """Yields the pieces in order, in as few parts as possible in which all rows differ."""
+    first, first_token, rows_of_part = 0, 0, set[int]()
+    bounds = np.cumsum(step.counts).tolist()
+    rows = step.rows.tolist()
+    for end in range(1, len(rows) + 1):
+        rows_of_part.add(rows[end - 1])
+        if end < len(rows) and rows[end] not in rows_of_part:
+            continue
+        yield TextStep(
+            step.rows[first:end],
+            step.begins_text[first:end],
+            step.scopes[first:end],
+            step.counts[first:end],
+            step.tokens[first_token : bounds[end - 1]],
+            step.digest,
+        )
+        first, first_token = end, bounds[end - 1]
+        rows_of_part.clear()
+
+
+def make_host_inserter(store: SharedStore) -> TextInserter | None:
+    """Returns an inserter for the V1 runner, which writes to a store in host memory immediately;
+    None without a feed.
+
+    Raises:
+        ValueError: The plugin has not wrapped the runner.
+    """
+    if not store.num_text_rows:
+        return None
+    runner = getattr(sys.modules.get(RUNNER), "GPUModelRunner", None)
+    if runner is not None and not is_wrapped(runner.execute_model, execute_model):
+        raise ValueError(
+            "ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a V1 runner whose "
+            "execute_model ngram_npu can wrap; this one is not wrapped"
+        )
+    contents, rows = store.host_contents, _Rows(store.num_text_rows)
+    token_ids = np.zeros((store.num_text_rows, ROW_TOKENS), np.int32)
+
+    def insert(step: TextStep) -> None:
+        for part, positions in rows.append(step):
+            token_ids.reshape(-1)[positions] = part.tokens
+            slots = part.rows + np.int32(store.first_text_slot)
+            contents.close_slots(slots[part.begins_text])
+            contents.append_rows(
+                token_ids,
+                rows.lengths,
+                part.counts,
+                row_indices=part.rows,
+                slot_indices=slots,
+                scopes=part.scopes,
+            )
+
+    return TextInserter(insert)
+
+
+def make_device_inserter(store: SharedStore) -> TextInserter | None:
+    """Returns an inserter that launches copies and insertions in the current stream; None without a
+    feed. Nothing waits for the device."""
+    if not store.num_text_rows:
+        return None
+    contents, rows = store.device_contents, _Rows(store.num_text_rows)
+    first_slot, device = store.first_text_slot, contents.text.device
+    token_ids = torch.zeros(store.num_text_rows, ROW_TOKENS, dtype=torch.int32, device=device)
+    num_tokens = torch.zeros(store.num_text_rows, dtype=torch.int32, device=device)
+
+    def insert(step: TextStep) -> None:
+        for part, positions in rows.append(step):
+            columns = (
+                *(part.tokens, positions, part.rows, rows.lengths[part.rows], part.counts),
+                *(part.scopes, part.rows[part.begins_text] + first_slot),
+            )
+            packed = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
+            if device.type != "cpu":
+                packed = packed.pin_memory().to(device, non_blocking=True)
+            sizes = [len(column) for column in columns]
+            tokens, places, row_ids, lengths, counts, scopes, new_slots = torch.split(packed, sizes)
+            token_ids.view(-1).index_copy_(0, places, tokens.int())
+            num_tokens.index_copy_(0, row_ids, lengths.int())
+            max_new = int(part.counts.max())
+            contents.begin_step(len(part.rows), max_new)
+            contents.begin_requests(new_slots)
+            contents.append(
+                token_ids,
+                num_tokens,
+                counts.int(),
+                row_indices=row_ids,
+                slot_indices=row_ids + first_slot,
+                scopes=scopes,
+                max_new=max_new,
+                hold_back=False,
+            )
+
+    return TextInserter(insert)

@@ -1,0 +1,58 @@
+"""Scopes of text that engines exchange, which all of them must compute alike.
+
+A KV event contains the name of a LoRA adapter and the ``cache_salt`` of its request, but not
+``extra_args``. The scope that a request names there is therefore folded into its salt when vLLM
+admits the request. The scope in the store depends only on the adapter's name and on that salt: the
+integer id of an adapter differs between engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+
+from ngram_npu.store.identifiers import Scope, scope_of
+
+_FOLDED = "ngram_npu_scope:"
+"""Prefix of a salt that contains a scope."""
+_NAMED_SCOPES = 1 << 62
+
+
+def fold_scope(name: str | int | None, salt: str | None) -> str | None:
+    """Returns the ``cache_salt`` of a request that names a scope. Without a scope, it is the
+    request's own salt. Equal results have equal arguments, except that an empty salt, which vLLM
+    ignores, is none."""
+    salt = salt or None
+    if name is None and not (salt or "").startswith(_FOLDED):
+        return salt
+    return _FOLDED + json.dumps([name, salt])
+
+
+def compute_scope(adapter_name: str | None, salt: str | None) -> Scope:
+    """Returns the store's scope of a request with a LoRA adapter of this name and with this salt.
+
+    Without both, the scope is 0. With only a scope that :func:`fold_scope` folded into the salt, it
+    is ``scope_of`` of that scope, as in an engine without a feed, so that files of the store remain
+    valid. Never raises: a publisher may send any salt.
+    """
+    return _compute_scope(adapter_name, salt or None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compute_scope(adapter_name: str | None, salt: str | None) -> Scope:
+    if adapter_name is None:
+        if salt is None:
+            return Scope(0)
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            name, own_salt = json.loads(salt.removeprefix(_FOLDED))
+            if own_salt is None and fold_scope(name, None) == salt:
+                return scope_of(name)
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (adapter_name, salt):
+        raw = b"" if part is None else part.encode("utf-8", "surrogatepass")
+        # With the length, two pairs cannot have the same bytes. None differs from an empty name.
+        digest.update((0 if part is None else len(raw) + 1).to_bytes(8, "little") + raw)
+    number = int.from_bytes(digest.digest(), "little") & (_NAMED_SCOPES - 1)
+    return Scope(_NAMED_SCOPES | number)

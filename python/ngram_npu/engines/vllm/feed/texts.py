@@ -1,0 +1,59 @@
+"""The interface between the reader of KV events and the delivery to the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ngram_npu.tensors import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class FedText:
+    """Token ids that another engine published, and the text that they continue."""
+
+    chain: int
+    """Number of the text. The tokens directly follow those of the previous :class:`FedText` with
+    this number. A reader never uses a number for two texts, and takes a new number after a gap. A
+    new text that branches off an earlier one may begin with that one's last tokens, at most 16:
+    they are stored again, and are the context of its first n-grams."""
+    scope: int
+    """Scope in the store, of :func:`~ngram_npu.engines.vllm.feed.scopes.compute_scope`. It is the
+    same for all texts with this number."""
+    tokens: Int32Array
+    """[N], N > 0: token ids from 0 to 2**31 - 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedCounters:
+    """Events since the reader was created, and its present state."""
+
+    texts: int = 0
+    """Texts received, by their number."""
+    tokens: int = 0
+    """Tokens received, including those that were dropped later."""
+    gaps: int = 0
+    """Batches of events that were lost and that no publisher replayed."""
+    orphans: int = 0
+    """Blocks skipped because the beginning of their text is unknown."""
+    dropped: int = 0
+    """Tokens dropped because more arrived than the engine takes."""
+    rejected: int = 0
+    """Messages and blocks skipped because they are malformed or ambiguous."""
+    publishers: int = 0
+    """Publishers that are connected now."""
+    age_seconds: float = 0.0
+    """Age of the oldest text that waits to be taken; 0: none waits."""
+
+
+class TextSource(Protocol):
+    """A reader of published text, such as :class:`~ngram_npu.engines.vllm.feed.reader.FeedReader`.
+    No method raises or waits, except that :meth:`close` waits for the reader's thread."""
+
+    def take_texts(self, max_tokens: int) -> list[FedText]:
+        """Returns texts of at most ``max_tokens`` tokens in total, and removes them. Tokens of one
+        text are joined as far as possible; a text that is too long is split."""
+
+    def get_counters(self) -> FeedCounters: ...
+
+    def close(self) -> None: ...

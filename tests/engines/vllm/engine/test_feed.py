@@ -1,0 +1,193 @@
+"""Tests servers that read each other's text (``store_feed``), with vLLM's own publisher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from engines import RUNNER, encode_corpus
+from processes import METHODS, RANK_ENVIRONMENT, EngineProcess, Server
+
+if TYPE_CHECKING:
+    from conftest import Runs
+
+METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]].with_options(store="live")
+SCOPE = "ngram_npu_scope"
+TIMEOUT_S = 120
+MAX_TOKENS = 120
+
+
+class Ports:
+    """Free ports of a publisher: for events and for replays."""
+
+    def __init__(self) -> None:
+        with socket.socket() as first, socket.socket() as second:
+            for probe in (first, second):
+                probe.bind(("127.0.0.1", 0))
+            self.events, self.replay = (probe.getsockname()[1] for probe in (first, second))
+
+    def __str__(self) -> str:
+        return f"tcp://127.0.0.1:{self.events}?replay={self.replay}"
+
+    def make_config(self) -> dict[str, Any]:
+        """Returns vLLM's option ``kv_events_config``."""
+        return {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events}",
+            "replay_endpoint": f"tcp://*:{self.replay}",
+        }
+
+
+@contextmanager
+def start_server(
+    model: Path, folder: Path, *, ports: Ports | None = None, plugin: bool = True, feed: str = ""
+) -> Iterator[Server]:
+    """Starts a server. Without the plugin, it is vLLM without speculation."""
+    arguments = (METHOD if plugin else METHODS["none"]).make_arguments(model)
+    environment = {"NGRAM_NPU_VLLM": "1" if plugin else "0", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    metrics = folder / "metrics"
+    metrics.mkdir(parents=True)
+    environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+    if feed:
+        environment["NGRAM_NPU_VLLM_STORE_FEED"] = feed
+    if ports is not None:
+        arguments["kv_events_config"] = ports.make_config()
+    server = Server(model, folder, arguments, **environment)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def serve(
+    server: Server, prompts: Sequence[list[int]], scope: str = "", salt: str = ""
+) -> list[list[int]]:
+    # Without the penalty, the tiny model repeats itself, and requests draft from their own text.
+    extra_args: dict[str, Any] = {"repetition_penalty": 1.3}
+    extra_args |= {"vllm_xargs": {SCOPE: scope}} if scope else {}
+    extra_args |= {"cache_salt": salt} if salt else {}
+
+    def complete(prompt: list[int]) -> list[int]:
+        tokens: list[int] = server.complete(prompt, MAX_TOKENS, extra_args).choices[0].token_ids
+        return tokens
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(complete, prompts))
+
+
+def read_tokens_per_step(server: Server, prompts: Sequence[list[int]], **owner: str) -> float:
+    """Serves prompts one after the other and returns the tokens per step of each request."""
+    names = "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"
+    before = server.read_metrics()
+    for prompt in prompts:
+        serve(server, [prompt], **owner)
+    after = server.read_metrics()
+    accepted, steps = (after[name] - before.get(name, 0.0) for name in names)
+    return 1 + accepted / steps
+
+
+def wait_for_tokens(server: Server, count: float) -> None:
+    """Waits until the server has read this number of tokens from the feed. A server inserts them in
+    its next steps."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while server.read_metrics().get("ngram_npu_feed_tokens_total", 0.0) < count:
+        assert time.monotonic() < deadline, server.log.read_text()[-4000:]
+        time.sleep(0.2)
+
+
+def make_prompts(model: Path, count: int) -> list[list[int]]:
+    ids = encode_corpus(model, 60_000)
+    return [ids[577 * i : 577 * i + 40] for i in range(count)]
+
+
+def test_server_drafts_text_of_another_server(model: Path, tmp_path: Path) -> None:
+    prompts, ports, own_ports = make_prompts(model, 12), Ports(), Ports()
+    first, second, third = prompts[:4], prompts[4:8], prompts[8:]
+    feed = f"{ports},{own_ports}"
+    with (
+        start_server(model, tmp_path / "b", ports=own_ports, feed=feed) as receiver,
+        ThreadPoolExecutor() as pool,
+    ):
+        with start_server(model, tmp_path / "a", ports=ports) as publisher:
+            expected = serve(publisher, first, scope="fed")
+            wait_for_tokens(receiver, 4 * MAX_TOKENS)
+            serve(receiver, prompts[:1])  # its steps insert the text
+            cold = read_tokens_per_step(receiver, first, scope="cold")
+            fed = read_tokens_per_step(receiver, first, scope="fed")
+            assert serve(receiver, first, scope="fed") == expected
+            assert fed > 1.3 * cold, (fed, cold)
+            # The publisher is killed while the receiver serves.
+            served = pool.submit(serve, receiver, second)
+            os.killpg(publisher.process.pid, signal.SIGKILL)
+        assert served.result() == serve(receiver, second, scope="cold")
+        # Another publisher takes the ports: vLLM without the plugin, which knows no scopes.
+        with start_server(model, tmp_path / "c", ports=ports, plugin=False) as publisher:
+            count = receiver.read_metrics()["ngram_npu_feed_tokens_total"]
+            served = pool.submit(serve, receiver, second * 3)
+            expected = serve(publisher, third, salt="tenant")
+            served.result()
+            wait_for_tokens(receiver, count + 3 * MAX_TOKENS)
+            serve(receiver, prompts[:1])
+            cold = read_tokens_per_step(receiver, third, salt="other tenant")
+            fed = read_tokens_per_step(receiver, third, salt="tenant")
+            assert serve(receiver, third, salt="tenant") == expected
+            assert fed > 1.3 * cold, (fed, cold)
+            metrics = receiver.read_metrics()
+        assert metrics["ngram_npu_feed_publishers"] == 1
+        assert metrics["ngram_npu_feed_rejected_total"] == 0
+        log = receiver.log.read_text()
+    assert f"127.0.0.1:{own_ports.events} is this engine's own publisher" in log
+    assert "store_feed is off" not in log
+    assert "Traceback" not in log.partition("Shutting down")[0]
+
+
+@pytest.fixture(scope="module")
+def ports(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    """The ports of a server that has published text."""
+    ports, folder = Ports(), tmp_path_factory.mktemp("publisher")
+    with start_server(model, folder, ports=ports, plugin=False) as server:
+        serve(server, make_prompts(model, 4))
+        yield ports
+
+
+@pytest.mark.parametrize("worker", ["FeedReadingWorker", "ReportingWorker"])
+def test_rank_that_reads_the_feed_itself_ends_its_worker(
+    model: Path, runs: Runs, tmp_path: Path, ports: Ports, worker: str
+) -> None:
+    request_indices = 2 * {"v1": [0, 7, 8], "v2": [0, 5, 6]}[RUNNER]
+    process = EngineProcess(
+        model,
+        tmp_path / "log",
+        "none",
+        request_indices,
+        ["report_drafts"],
+        overrides={
+            **METHOD.make_arguments(model),
+            "tensor_parallel_size": 2,
+            "worker_cls": f"workers.{worker}",
+        },
+        **RANK_ENVIRONMENT,
+        NGRAM_NPU_VLLM_STORE_FEED=str(ports),
+        PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
+    )
+    if worker == "FeedReadingWorker":
+        status, log = process.wait()
+        assert status != 0
+        assert "expected text with digest" in log
+        assert "RESULT " not in log
+        return
+    result, _ = process.read_result()
+    first, second = result["rpc_results"][0]
+    assert first == second
+    assert result["token_ids"] == runs("none").get_token_ids(request_indices)
+    assert result["metrics"]["ngram_npu_feed_tokens_total"] > MAX_TOKENS
