@@ -377,7 +377,7 @@ class Drafting:
         if self.kind == "numpy":
             return np.arange(len(like), dtype=np.int32)
         torch = sys.modules["torch"]
-        return torch.arange(len(like), dtype=torch.int32)
+        return torch.arange(len(like), dtype=torch.int32, device=like.device)
 
     def _find_prompt_slots(self, slots: Any) -> Any:
         """Returns the slots for the text in prompt scopes, the second half of the store's slots.

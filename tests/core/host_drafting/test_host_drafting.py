@@ -353,8 +353,9 @@ def test_appended_text_is_drafted_from_the_next_step_on(stream: LateStream) -> N
     drafting.begin(0, [1])
     _append_text(drafting, 1, 5, 6)
     _append_text(drafting, 1, 7, 8, begins=False)
-    assert _propose(drafting, [5]).draft_token_ids.tolist() == [[5] * K]
-    assert _propose(drafting, [6]).draft_token_ids.tolist() == [[7, 8, 6]]
+    steps = [_propose(drafting, [token]) for token in (5, 6)]
+    stream.wait()
+    assert [step.draft_token_ids.tolist() for step in steps] == [[[5] * K], [[7, 8, 6]]]
     _append_text(drafting, 1, 9, *range(20, 40), begins=False)
     assert drafting.settle(10)
     texts = [text.tolist() for scope, text in store.texts() if scope == 0 and 9 in text]

@@ -56,10 +56,10 @@ def test_random_steps_detect_wrong_arguments(fault: str, monkeypatch: pytest.Mon
     update_store = Drafting._update_store
 
     def update_with_fault(
-        self: Any, rows: Any, drafts: Any, costs: Any, i: Any, slots: Any, scopes: Any, fill: Any
+        self: Any, rows: Any, drafts: Any, costs: Any, i: Any, slots: Any, scopes: Any, *others: Any
     ) -> None:
         rows, scopes = FAULTS[fault](rows, scopes)
-        update_store(self, rows, drafts, costs, i, slots, scopes, fill)
+        update_store(self, rows, drafts, costs, i, slots, scopes, *others)
 
     monkeypatch.setattr(Drafting, "_update_store", update_with_fault)
     with pytest.raises(AssertionError, match=ERROR_MESSAGES):
