@@ -75,7 +75,7 @@ gpu-bench:
 	$(ON_GPU) 20 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
 	$(ON_GPU) 20 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
 	$(ON_GPU) 40 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k --rounds 5
-	$(call GPU_STEP,-earliest,75) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
+	$(call GPU_STEP,-earliest,60) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 	$(ON_GPU) 55 $(GPU_BENCH)/host-latency-cuda.json host-latency --sizes 128x32k --rounds 3
 
 # Not part of `make gpu`. The first target measures the lookup with plain loads instead of loads that the caches evict first,

@@ -90,7 +90,7 @@ each_workspace_backend = pytest.mark.parametrize(
 
 def _make_step_that_needs_workspace() -> Args:
     """Returns the arguments of a step in which several blocks share a row."""
-    args = next(s.args for s in STEP.samples if s.label.startswith("tile-edges"))
+    args = next(s.args for s in STEP.samples if s.label.startswith("few-long"))
     return add_workspace(STEP, args)
 
 
