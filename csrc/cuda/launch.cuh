@@ -17,7 +17,8 @@ constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // Returns the number of blocks of a kernel that the current device runs concurrently. Does not wait for the device;
-// allowed during graph capture.
+// allowed during graph capture. All calls for a kernel must have the same number of threads and of bytes, because the
+// result is kept per kernel and device.
 int32_t resident_blocks(const void* kernel, int32_t threads, size_t shared_bytes);
 
 // Returns the grid for one thread, warp or block per item, with per_block items per block. The grid has at least one
@@ -88,13 +89,16 @@ struct LaunchShape {
 // The dynamic shared memory of a block that a kernel may use without cudaFuncSetAttribute() is 48 KiB, less its static
 // shared memory.
 constexpr size_t kDefaultSharedBytes = size_t{47} << 10;
+// The largest dynamic shared memory of any launch. Every launch sets this limit, which belongs to the kernel on a
+// device: a smaller value would fail a larger launch of another thread.
+constexpr size_t kMaxSharedBytes = size_t{65} << 10;
 
 template <class... Parameters, class... Arguments>
 int32_t launch(void (*kernel)(Parameters...), LaunchShape shape, void* stream, Arguments... arguments) {
   if (shape.shared_bytes > kDefaultSharedBytes) {
-    const int32_t status = status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                          static_cast<int>(shape.shared_bytes)));
+    const int32_t status =
+        status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxSharedBytes)));
     if (status != kOk) return status;
   }
   cudaLaunchConfig_t config{};

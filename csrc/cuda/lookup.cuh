@@ -9,17 +9,18 @@ namespace ngram_npu::cuda {
 
 constexpr int32_t kVectorTokens = 4;   // 16 bytes: one load
 constexpr int32_t kThreadVectors = 8;  // vectors of a share that a thread loads at once
-constexpr int32_t kFewVectors = 2;     // of a short row's thread
+constexpr int32_t kFewVectors = 2;     // that a thread loads if the share is at most a quarter full
 constexpr int32_t kThreadTokens = kThreadVectors * kVectorTokens;
 constexpr int32_t kHaloTokens = kMaxNgram;  // before a share, because a match may begin there
-constexpr int32_t kMinLookupThreads = 96;   // one per draft token and one per edge of a share
+constexpr int32_t kMinLookupThreads = 96;   // at least one per draft token, and one per edge of a share
 constexpr int32_t kMaxLookupThreads = 512;  // of a block that reads a whole row
 constexpr int32_t kLongRowThreads = 256;    // of the blocks of longer rows, so that several are resident
 constexpr int32_t kMaxSharesPerBlock = 4;   // more blocks than are resident are faster than a longer loop
 static_assert(kHaloTokens % kVectorTokens == 0 && kMinLookupThreads >= kHaloTokens);
+static_assert(sizeof(int32_t) * (kHaloTokens + kMaxLookupThreads * kThreadTokens) <= kMaxSharedBytes);
 static_assert(kMinLookupThreads >= kMaxSampledWidth + 2 * (kVectorTokens - 1));
-// Minimum number of blocks per multiprocessor, which limits a thread to 64 registers. For PTX the minimum is one less,
-// because the driver allocates its registers. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as PTX.
+// Minimum number of blocks per multiprocessor, which limits a thread to 64 registers. PTX requests one block, because a
+// driver might not reach 64 registers without spills. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as PTX.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870
 constexpr int32_t kLookupBlocks = 1;
 #else
@@ -120,8 +121,7 @@ class ShareSearch {
   }
 
   // Searches the shares first, first + step, ... in the order of the policy. Calls load_other_data() after the loads of
-  // the first share. All threads of the block call this function and, if it has a share, may then read its shared
-  // memory.
+  // the first share. All threads of the block call this function. It ends with a barrier only if the block has a share.
   template <class Function>
   __device__ void search_shares(int32_t first, int32_t step, const Function& load_other_data) {
     const int32_t stop = num_shares();
@@ -322,7 +322,7 @@ __device__ void load_lookup_data(const Lookup& lookup, const LookupOptions& opti
 
 // Performs the lookup of request blockIdx.x. All threads of all blocks call this function. `lookup` has these functions
 // of a request:
-//   read_tokens(i)                    tokens of its row, in the first thread; the first warp calls it
+//   read_tokens(i)                    tokens of its row; the first warp calls it, and lane 0's result is used
 //   newest_token(i)                   the token that write_results() needs as block.newest_token
 //   write_results(i, tokens, match)   writes the request's results
 //   grow_row(i)                       writes the row's new length; called when no block will read the old length
