@@ -87,7 +87,7 @@ def measure_steps(count: int, length: int, num_steps: int) -> dict[str, dict[str
     for _ in range(num_steps):
         tokens = rng.integers(0, VOCAB_SIZE, (count, length), dtype=np.int32)
         source.texts = [FedText(i, 0, row) for i, row in enumerate(tokens)]
-        output = SimpleNamespace()
+        output = SimpleNamespace(total_num_scheduled_tokens=1)
         measure("schedule_us", lambda output=output: text_delivery.add_texts(output))
         step: TextStep = getattr(output, ATTRIBUTE)
         message = measure("pickle_us", lambda step=step: pickle.dumps(step))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 import ngram_npu._C as _C
-from ngram_npu.engines.vllm.feed.scopes import compute_scope
+from ngram_npu.engines.vllm.feed.scopes import compute_scope, fold_scope, is_folded
 from ngram_npu.engines.vllm.options import (
     EXTRA_ARGUMENT,
     Options,
@@ -190,6 +190,10 @@ class SharedStore:
         """Returns the scope of a request. With ``exchanges_scopes``, the salt contains the scope of
         ``extra_args`` since the request was admitted."""
         if self.exchanges_scopes:
+            extra_args = getattr(sampling_params, "extra_args", None) or {}
+            # A request that was admitted elsewhere, or whose salt vLLM does not pass on.
+            if not is_folded(cache_salt):
+                cache_salt = fold_scope(extra_args.get(EXTRA_ARGUMENT), cache_salt)
             return compute_scope(lora_request and lora_request.lora_name, cache_salt)
         return scope_of_request(lora_request, sampling_params, cache_salt)
 

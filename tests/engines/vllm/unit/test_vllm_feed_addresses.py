@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 from typing import Any
@@ -186,6 +187,16 @@ def test_number_of_addresses_is_limited(
     book.close()
     assert len(book.addresses) == MAX_PUBLISHERS
     assert any("more than 64 addresses" in text for text in caplog.messages)
+
+
+def test_own_port_on_unsupported_address_family_is_another_publisher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EAFNOSUPPORT, "no IPv6")
+
+    monkeypatch.setattr(addresses.socket, "socket", refuse)
+    assert not is_own(Publisher("fd00::1", 5557), "tcp://*:5557")
 
 
 def test_state_is_logged_once_and_lines_are_limited(

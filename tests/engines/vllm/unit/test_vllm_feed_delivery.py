@@ -74,9 +74,14 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.calls: list[object] = []
+        self.num_tokens = 1
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        return SimpleNamespace(scheduled_new_reqs=[], throttle_prefills=throttle_prefills)
+        return SimpleNamespace(
+            scheduled_new_reqs=[],
+            total_num_scheduled_tokens=self.num_tokens,
+            throttle_prefills=throttle_prefills,
+        )
 
     def shutdown(self) -> None:
         self.calls.append("shutdown")
@@ -244,6 +249,16 @@ def test_step_has_a_limited_number_of_tokens_and_pieces() -> None:
     assert tokens[:2] == [PIECES_PER_STEP, PIECES_PER_STEP]
 
 
+def test_step_without_tokens_takes_no_text() -> None:
+    """It drafts nothing, so text of many such steps would reach the store at once."""
+    feed = Feed(num_rows=1)
+    feed.source.texts = [make_text(TEXT)]
+    feed.scheduler.num_tokens = 0
+    assert not hasattr(feed.scheduler.schedule(), ATTRIBUTE)
+    feed.scheduler.num_tokens = 1
+    assert hasattr(feed.scheduler.schedule(), ATTRIBUTE)
+
+
 def test_subclass_of_scheduler_keeps_its_functions() -> None:
     feed = Feed(num_rows=1)
     feed.source.texts = [make_text(TEXT)]
@@ -270,7 +285,7 @@ def test_error_of_the_reader_ends_the_feed_but_no_step(caplog: pytest.LogCapture
 def read_own_feed(engine: Engine) -> None:
     """Makes a rank insert the same text, which its own reader has received before the step."""
     own_source = Source(make_text(TEXT))
-    output = SimpleNamespace()
+    output = SimpleNamespace(total_num_scheduled_tokens=1)
     TextDelivery(own_source, count_rows(engine)).add_texts(output)
     engine.drafter.shared_store.text_inserter.insert(getattr(output, ATTRIBUTE))
 
@@ -403,7 +418,7 @@ class Scheduler:
     def __init__(self, vllm_config):
         self.vllm_config = vllm_config
     def schedule(self):
-        return type("SchedulerOutput", (), {})()
+        return type("SchedulerOutput", (), {"total_num_scheduled_tokens": 1})()
     def shutdown(self):
         pass
 """

@@ -160,6 +160,7 @@ def test_scope_is_read_from_first_block(
         ({"extra_keys": None}, "a publisher without keys publishes no salts"),
         ({"extra_keys": [None]}, "not one entry per block"),
         ({"extra_keys": [["a", "b"], None, None]}, "two names and no adapter"),
+        ({"extra_keys": [["salt", "a", "b"], None, None]}, "three keys"),
         ({"extra_keys": [[["image", 3]], None, None]}, "an image"),
         ({"extra_keys": [["salt", b"digest"], None, None]}, "embeddings"),
         ({"extra_keys": [["x" * 1025], None, None]}, "a long salt"),
@@ -338,6 +339,10 @@ MALFORMED_EVENTS = {
     "a size that is text": make_event(PROMPT, block_size="16"),
     "keys that are a map": make_event(PROMPT, extra_keys={"a": 1}),
     "a name that is a number": make_event(PROMPT, lora_name=7),
+    "a long hash": make_event(PROMPT, block_hashes=[b"x" * 65, 2, 3]),
+    "too many blocks": make_event(PROMPT, block_hashes=[1] * (events.MAX_BLOCKS + 1)),
+    "too many keys": make_event(PROMPT, extra_keys=[[1] * 9, None, None]),
+    "too many lists of keys": make_event(PROMPT, extra_keys=[None] * (events.MAX_BLOCKS + 1)),
     "too many tokens": make_event(PROMPT, token_ids=[0] * (events.MAX_TOKENS + 1)),
 }
 

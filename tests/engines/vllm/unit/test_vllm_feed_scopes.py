@@ -8,6 +8,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import STORE, V2, Request, make_adapter, make_config
 from ngram_npu import scope_of
@@ -77,6 +78,7 @@ def test_engine_with_feed_separates_text_by_adapter_name_and_salt(options: dict[
         {"adapter": make_adapter(2, "a"), "scope": "b", "salt": fold_scope("b", None)},
         {"salt": "c"},
         {"scope": "d", "salt": fold_scope("d", None)},
+        {"scope": "e"},  # admitted by a process without the plugin
         {},
     ]
     for i, owner in enumerate(owners):
@@ -89,6 +91,7 @@ def test_engine_with_feed_separates_text_by_adapter_name_and_salt(options: dict[
         compute_scope("a", fold_scope("b", None)),
         compute_scope(None, "c"),
         scope_of("d"),
+        scope_of("e"),
         0,
     }
     assert set(engine.store.scopes) == expected
@@ -118,6 +121,10 @@ def test_publishing_engine_computes_the_scopes_of_engines_with_feed() -> None:
     vllm_config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True)
     speculator = engine.make_speculator(vllm_config)
     assert speculator.shared_store.exchanges_scopes
+
+
+def test_scope_that_is_an_integer_of_numpy_is_folded() -> None:
+    assert compute_scope(None, fold_scope(np.int64(7), None)) == 7  # type: ignore[arg-type]
 
 
 def test_folded_salt_is_json() -> None:

@@ -93,11 +93,11 @@ def is_own(publisher: Publisher, own_endpoint: str | None) -> bool:
     if not own_endpoint or own_endpoint.rpartition(":")[2] != str(publisher.port):
         return False
     family = socket.AF_INET6 if ":" in publisher.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((publisher.host, 0))  # only possible with an address of this machine
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
@@ -141,7 +141,10 @@ class AddressBook:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self._resolve_all()
+            try:
+                self._resolve_all()
+            except Exception as error:
+                self._log.log("store_feed", "keeps its addresses", f": {format_error(error)}")
             self._closed.wait(RESOLVE_INTERVAL_S)
 
     def _resolve_all(self) -> None:

@@ -29,8 +29,12 @@ REPLAY_TIMEOUT_S = 2.0
 """How long the answer to a request may pause."""
 REPLAY_PAUSE_S = 5.0, 600.0
 """Time after an unanswered request in which there is no other one: it doubles up to the maximum."""
+_ANSWERED_PAUSE_S = 0.5
+"""Time after a request whose answer lacks the lost batches. Each request opens a connection."""
 _REPLAY_READS = 16
 """Number of times that a replay is received from in a turn of the reader."""
+_MESSAGES_AT_ONCE = 64
+"""Number of live messages that are added to the backlog in a turn of the reader."""
 _MESSAGE_OVERHEAD = 128
 """Bytes that a message takes in the backlog in addition to its payload, which may be empty."""
 _MAX_SEQUENCE = 1 << 62
@@ -84,6 +88,11 @@ class Connection:
     def has_backlog(self) -> bool:
         return bool(self._backlog) or self._events is not None
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages of the live stream can be added to the backlog now."""
+        return bool(self._received) and self._can_read_live()
+
     def get_clients(self) -> list[Client]:
         """Returns the clients from which messages can be received now."""
         clients = [self._replay, self._live if self._can_read_live() else None]
@@ -105,7 +114,9 @@ class Connection:
             self._receive_replay()
         if self._live is not None and not self._received and self._can_read_live():
             self._receive_live(self._live)
-        while self._received and self._can_read_live():
+        for _ in range(_MESSAGES_AT_ONCE):
+            if not self.has_messages:
+                break
             self._add_live(self._received.popleft())
 
     def _connect(self) -> None:
@@ -215,17 +226,24 @@ class Connection:
             self._continue_replay()
         else:
             self._log.log(self.publisher, "does not answer replay requests")
-            self._replay_allowed_at = time.monotonic() + self._replay_pause_s
+            self._delay_replay(self._replay_pause_s)
             self._replay_pause_s = min(2 * self._replay_pause_s, REPLAY_PAUSE_S[1])
             self._finish_replay()
 
     def _add_replayed(self, frames: list[bytes]) -> None:
         if len(frames) < 2 or frames[-2] == _END_OF_REPLAY:
             self._replay_pause_s = REPLAY_PAUSE_S[0]
-            self._continue_replay() if self._is_torn else self._finish_replay()
+            if self._is_torn:
+                self._continue_replay()
+            else:
+                if self._next is not None and not self._has_progress:
+                    self._delay_replay(_ANSWERED_PAUSE_S)
+                self._finish_replay()
             return
         if not _is_sequence(frames[-2]):
             self._reject("sends messages that are no batches")
+            self._delay_replay(self._replay_pause_s)
+            self._finish_replay()
             return
         sequence = int.from_bytes(frames[-2], "big")
         if self._next is not None and sequence < self._next:
@@ -241,6 +259,9 @@ class Connection:
     def _continue_replay(self) -> None:
         if not self._request_replay(self._next or 0):
             self._finish_replay()
+
+    def _delay_replay(self, pause_s: float) -> None:
+        self._replay_allowed_at = time.monotonic() + pause_s
 
     def _finish_replay(self) -> None:
         self._end_replay()

@@ -156,8 +156,11 @@ class TextDelivery:
         self._waiting: deque[Piece] = deque()
 
     def add_texts(self, output: Any) -> None:
-        """Adds the next text to the output of a step. Never raises: an error ends the feed."""
-        if self._source is None:
+        """Adds the next text to the output of a step. Never raises: an error ends the feed.
+
+        A step without tokens gets none: it drafts nothing, so the text of many such steps would
+        reach the store at once."""
+        if self._source is None or not output.total_num_scheduled_tokens:
             return
         try:
             if not self._waiting:

@@ -29,6 +29,12 @@ MAX_EVENTS = 1 << 14
 call of the decoder keeps other threads waiting."""
 MAX_TOKENS = 1 << 17
 """Maximum number of tokens of an event."""
+MAX_BLOCKS = MAX_TOKENS // 16
+"""Maximum number of blocks of an event."""
+MAX_HASH = 64
+"""Maximum length of a block's hash in bytes. vLLM's have at most 32."""
+MAX_KEYS = 8
+"""Maximum number of keys of a block. Plain text has two at most."""
 MAX_NAME = 1024
 """Maximum length of a salt or of an adapter's name. Longer ones would take much memory."""
 MAX_OPEN_TEXTS = 1 << 12
@@ -37,11 +43,16 @@ CONTEXT_TOKENS = 16
 """Tokens repeated at the start of a text that branches off another one: the longest n-gram."""
 TEXT_OVERHEAD = 64
 """Tokens that take as much memory as a waiting text without tokens. Texts can be short."""
+_DECODE_ERRORS = msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError
+_MAX_KEY_BYTES = 4 * MAX_NAME + 5
 _NUM_DICTS = 64
 _TOKEN_BYTES = 4
 _SCOPE_BYTES = 8
 
-BlockHash = int | bytes
+# The limits of all fields bound the time of one call of the decoder, during which the scheduler
+# cannot run, and the memory of what is remembered.
+BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=MAX_HASH)]
+BlockKeys = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_KEYS)]
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -56,7 +67,7 @@ class BlockStored(msgspec.Struct):
     :class:`TextJoiner`: all fields have defaults, because other events are decoded with it too."""
 
     type: str
-    block_hashes: Annotated[list[BlockHash], msgspec.Meta(max_length=MAX_TOKENS)] = []
+    block_hashes: Annotated[list[BlockHash], msgspec.Meta(max_length=MAX_BLOCKS)] = []
     parent_block_hash: BlockHash | None = None
     token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)] = []
     block_size: int = 0
@@ -65,7 +76,7 @@ class BlockStored(msgspec.Struct):
     medium: str | None = None
     locality: str | None = None
     group_idx: int | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: Annotated[list[BlockKeys | None], msgspec.Meta(max_length=MAX_BLOCKS)] | None = None
     """For each block, without tags and in this order: the adapter's name; an identifier and an
     offset for each image; in a text's first block the salt; a digest of embeddings."""
 
@@ -86,7 +97,7 @@ def split_batch(payload: bytes) -> Iterator[msgspec.Raw]:
     """
     try:
         return iter(_batch_decoder.decode(payload).events)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
+    except _DECODE_ERRORS as error:
         raise EventError(str(error)) from None
 
 
@@ -98,7 +109,7 @@ def decode_event(raw: msgspec.Raw) -> BlockStored:
     """
     try:
         return _event_decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
+    except _DECODE_ERRORS as error:
         raise EventError(str(error)) from None
 
 
@@ -255,7 +266,7 @@ class TextJoiner:
         is_valid = min(tokens) >= 0 and max(tokens) < self._vocab_size
         for i in range(len(event.block_hashes)):
             is_first = event.parent_block_hash is None and i == 0
-            if not is_first and (i >= len(all_keys) or (all_keys[i] or []) != names):
+            if not is_first and (i >= len(all_keys) or _read_keys(all_keys[i]) != names):
                 return i
             if not is_valid:
                 block = tokens[i * size : (i + 1) * size]
@@ -334,8 +345,8 @@ def _find_scope(event: BlockStored) -> int | None:
     other keys than the adapter's name and the salt."""
     if event.extra_keys is None or len(event.extra_keys) != len(event.block_hashes):
         return None
-    keys, name = event.extra_keys[0] or [], event.lora_name
-    if name is None and event.lora_id is not None:
+    keys, name = _read_keys(event.extra_keys[0]), event.lora_name
+    if keys is None or (name is None and event.lora_id is not None):
         return None
     if name is not None:
         if not keys or keys[0] != name:
@@ -347,3 +358,16 @@ def _find_scope(event: BlockStored) -> int | None:
     if max(len(name or ""), len(salt or "")) > MAX_NAME:
         return None
     return compute_scope(name, salt)
+
+
+def _read_keys(keys: list[msgspec.Raw] | None) -> list[Any] | None:
+    """Returns the keys of a block; None if they are malformed, or too many or too long for a name
+    and a salt."""
+    if not keys:
+        return []
+    if len(keys) > 2 or max(map(len, keys)) > _MAX_KEY_BYTES:
+        return None
+    try:
+        return [msgspec.msgpack.decode(key) for key in keys]
+    except _DECODE_ERRORS:
+        return None

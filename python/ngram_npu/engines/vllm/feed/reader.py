@@ -127,7 +127,8 @@ class FeedReader:
         for connection in self._connections.values():
             for client in connection.get_clients():
                 poller.register(client, select.POLLIN | select.POLLOUT * client.has_output)
-        is_busy = any(connection.has_backlog for connection in self._connections.values())
+        connections = self._connections.values()
+        is_busy = any(c.has_backlog or c.has_messages for c in connections)
         poller.poll(0 if is_busy else int(IDLE_S * 1000))
 
     def _work(self, started: float, turn: int) -> None:

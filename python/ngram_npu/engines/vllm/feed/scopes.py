@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import operator
 
 from ngram_npu.store.identifiers import Scope, scope_of
 
@@ -25,9 +26,15 @@ def fold_scope(name: str | int | None, salt: str | None) -> str | None:
     request's own salt. Equal results have equal arguments, except that an empty salt, which vLLM
     ignores, is none."""
     salt = salt or None
-    if name is None and not (salt or "").startswith(_FOLDED):
+    if name is None and not is_folded(salt):
         return salt
+    # Integers of NumPy are scopes, too.
+    name = name if name is None or isinstance(name, str) else operator.index(name)
     return _FOLDED + json.dumps([name, salt])
+
+
+def is_folded(salt: str | None) -> bool:
+    return salt is not None and salt.startswith(_FOLDED)
 
 
 def compute_scope(adapter_name: str | None, salt: str | None) -> Scope:
