@@ -56,7 +56,8 @@ class Reference:
             return
         if request.text_end is not None:
             self._store_texts([(request, row, request.text_end)])
-        for slot in (row, self._prompt_slot(row)):
+        slots = [row] if request.prompt_scope is None else [row, self._prompt_slot(row)]
+        for slot in slots:
             Store(self.store.tensor).close_slot(slot)  # type: ignore[arg-type]
 
     def step(self, rows: list[int], sampled: list[list[int]]) -> list[Any]:
