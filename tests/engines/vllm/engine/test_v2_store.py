@@ -13,8 +13,9 @@ import v2_runs
 from engines import Engine, encode_corpus, make_params, start_engine
 from ngram_npu import NgramStore
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT, PROMPT_ARGUMENT, vocabulary_digest
-from ngram_npu.engines.vllm.sharing import scope_of_request
+from ngram_npu.engines.vllm.sharing import prompt_scope_of_request, scope_of_request
 from ngram_npu.store import file as store_file
+from ngram_npu.store import scope_of
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
 STORE_EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
@@ -115,6 +116,8 @@ def test_prompt_scope_drafts_more_and_keeps_text_equal(model: Path) -> None:
             assert shared.settle()
             shared.contents.clear(scope_of_request(None, params, None))
         shared.contents.check_integrity()
-        assert len(shared.contents.scopes) == 2  # of the prompt, of two tenants
+        scopes = {prompt_scope_of_request(scope_of(tenant), params) for tenant in ("a", "b")}
+        assert len(scopes) == 2
+        assert scopes <= shared.contents.scopes.keys()
         del shared
     assert num_accepted[3] > max(num_accepted[:3]) + 5
