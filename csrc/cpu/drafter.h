@@ -48,6 +48,8 @@ class Drafter {
         readable_words_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
         store_drafter_(store),
         scopes_(store.scopes),
+        prompt_scopes_(store.prompt_scopes),
+        has_prompt_scope_(store.has_prompt_scope),
         catch_up_budget_(catch_up_tokens),
         is_index_usable_(open_arena(index.words, index.num_words, &arena_) &&
                          (ladder.enabled || p_.lookup.max_n - p_.lookup.min_n < kMaxLevels)) {}
@@ -79,7 +81,7 @@ class Drafter {
 
   void scan_request(int64_t i) {
     const UpdatedRow row = kUpdateRow(p_, i);
-    draft(i, row, can_look_up(row) ? LookupMethod::kScan : LookupMethod::kNone, nullptr, nullptr);
+    draft(i, row, can_look_up(row) ? LookupMethod::kScan : LookupMethod::kNone, nullptr, nullptr, nullptr);
   }
 
   void process_group(int64_t first, int64_t size) {
@@ -98,21 +100,28 @@ class Drafter {
       if (request.method == LookupMethod::kIndex) ++num_queries;
     }
     if (num_queries > 0) operations_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
-    StoreQuery store_queries[kQueryGroup];
-    if (store_drafter_) {
-      for (int64_t i = 0; i < size; ++i) {
-        const UpdatedRow& row = requests[i].row;
-        const bool is_queried = row.should_draft && row.length >= 1 && row.length <= p_.token_ids.capacity;
-        const auto scope = static_cast<uint64_t>(scope_of(scopes_, first + i));
-        store_queries[i].row = {is_queried ? row_tokens(row) : nullptr, row.length, scope};
-      }
-      store_drafter_.look_up(store_queries, size);
-    }
+    StoreQuery store_queries[kQueryGroup], prompt_queries[kQueryGroup];
+    const bool has_prompt_queries = store_drafter_ && has_prompt_scope_ != nullptr;
+    if (store_drafter_) look_up_in_store(requests, first, size, scopes_, nullptr, store_queries);
+    if (has_prompt_queries) look_up_in_store(requests, first, size, prompt_scopes_, has_prompt_scope_, prompt_queries);
     for (int64_t i = 0; i < size; ++i) {
       const Request& request = requests[i];
       draft(first + i, request.row, finish_query(request, queries), &queries[request.query],
-            store_drafter_ ? &store_queries[i] : nullptr);
+            store_drafter_ ? &store_queries[i] : nullptr, has_prompt_queries ? &prompt_queries[i] : nullptr);
     }
+  }
+
+  // Looks up a group of requests in their scopes. `has_scope` [B] selects requests; null: all of them.
+  void look_up_in_store(const Request* requests, int64_t first, int64_t size, const IndexArray& scopes,
+                        const uint8_t* has_scope, StoreQuery* queries) const {
+    for (int64_t i = 0; i < size; ++i) {
+      const UpdatedRow& row = requests[i].row;
+      const bool is_queried = row.should_draft && row.length >= 1 && row.length <= p_.token_ids.capacity &&
+                              (has_scope == nullptr || has_scope[first + i] != 0);
+      const auto scope = static_cast<uint64_t>(scope_of(scopes, first + i));
+      queries[i].row = {is_queried ? row_tokens(row) : nullptr, row.length, scope};
+    }
+    store_drafter_.look_up(queries, size);
   }
 
   // Prefetches the slot of request i and the tokens around the end of its row.
@@ -187,9 +196,10 @@ class Drafter {
     return query.has_memory ? LookupMethod::kIndex : LookupMethod::kScan;
   }
 
-  // Writes the outputs of request i. If `store_query` is null, there is no store.
+  // Writes the outputs of request i. If `store_query` is null, there is no store; if `prompt_query` is null, no request
+  // has a prompt scope.
   void draft(int64_t i, const UpdatedRow& row, LookupMethod method, const IndexQuery* query,
-             const StoreQuery* store_query) {
+             const StoreQuery* store_query, const StoreQuery* prompt_query) {
     const int32_t* tokens = row_tokens(row);
     Match match{-1, 0};
     if (method != LookupMethod::kNone && draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0) {
@@ -207,11 +217,17 @@ class Drafter {
       const CostsByMatch match_costs{p_.lookup.match_costs, match.len};
       for (int64_t j = 0; j < count; ++j) costs[j] = match_costs[j];
     }
-    StoreDraft store_draft;
-    if (store_query != nullptr && store_drafter_.draft(*store_query, p_.lookup, costs, count, &store_draft)) {
-      store_draft.write_outputs(i, p_.lookup, row.padding_token, p_.draft_token_ids, p_.draft_costs);
-      p_.num_draft_tokens[i] = static_cast<int32_t>(store_draft.count);
-      p_.match_len[i] = static_cast<int32_t>(store_draft.match_len);
+    StoreDraft store_draft, prompt_draft;
+    const StoreDraft* best = nullptr;
+    if (store_query != nullptr && store_drafter_.draft(*store_query, p_.lookup, costs, count, &store_draft))
+      best = &store_draft;
+    if (prompt_query != nullptr && store_drafter_.draft(*prompt_query, p_.lookup, best != nullptr ? best->costs : costs,
+                                                        best != nullptr ? best->count : count, &prompt_draft))
+      best = &prompt_draft;
+    if (best != nullptr) {
+      best->write_outputs(i, p_.lookup, row.padding_token, p_.draft_token_ids, p_.draft_costs);
+      p_.num_draft_tokens[i] = static_cast<int32_t>(best->count);
+      p_.match_len[i] = static_cast<int32_t>(best->match_len);
       return;
     }
     const int64_t num_filled = count_filled_positions(match, row.length, count, p_.lookup);
@@ -272,7 +288,8 @@ class Drafter {
   const FindMatch find_match_;
   const uint32_t readable_words_;
   const StoreDrafter store_drafter_;
-  const IndexArray scopes_;
+  const IndexArray scopes_, prompt_scopes_;
+  const uint8_t* const has_prompt_scope_;  // null: no request has a prompt scope
   int64_t catch_up_budget_;
   Arena arena_;
   const bool is_index_usable_;

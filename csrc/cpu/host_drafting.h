@@ -18,6 +18,10 @@ struct StoreLookup {
   const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
   const int8_t* token_logits = nullptr;  // as in CostTable
+  // A second scope per request, such as one per prompt. Its draft replaces the others if more accepted tokens are
+  // expected of it, as in a second call of ngram_store_step_.
+  IndexArray prompt_scopes = {};              // [B]
+  const uint8_t* has_prompt_scope = nullptr;  // [B], 1 or 0; null: no request has a prompt scope
 };
 
 // Parameters of ngram_npu_cpu_draft, which looks up the n-gram, truncates the draft by cost, queries the store, fills
@@ -106,6 +110,9 @@ struct StreamRequest {
   const int32_t* tokens;
   int64_t num_tokens;
   StopConditions stop;
+  // A second scope, or null. The request also drafts from the text in this scope, and its text is stored there too. The
+  // store then has at least 2 * (num_rows + num_text_rows) slots, and uses the second half of them for this text.
+  const int64_t* prompt_scope = nullptr;
 };
 
 // Tokens to append to a text row. If begins_text is true, they begin another text with this scope; otherwise the text

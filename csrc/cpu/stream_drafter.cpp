@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,7 @@ struct Event {
   int64_t row;
   bool adds_request;
   int64_t scope;
+  std::optional<int64_t> prompt_scope;
   std::vector<int32_t> tokens;
   StopCheck stop;
 };
@@ -76,6 +78,7 @@ struct Row {
   int64_t stored_length = 0;          // length up to which the text was inserted into the store
   int64_t stop_length = kNotStopped;  // length at which the request stopped
   int64_t scope = 0;
+  std::optional<int64_t> prompt_scope;
   uint64_t generation = 0;  // number of requests that this row had before
   StopCheck stop;
 };
@@ -113,6 +116,9 @@ class StreamDrafter {
         num_sampled_(rows_.size()),
         num_to_store_(rows_.size()),
         scopes_(rows_.size()),
+        prompt_scopes_(rows_.size()),
+        has_prompt_scope_(rows_.size()),
+        prompt_slots_(rows_.size()),
         rows_to_store_(rows_.size()),
         num_indexed_(rows_.size()),
         text_lengths_(static_cast<size_t>(options_.num_text_rows)),
@@ -133,12 +139,13 @@ class StreamDrafter {
   void add_request(const StreamRequest& request) {
     const int64_t num_tokens = smaller(request.num_tokens, options_.capacity);
     const StopConditions& stop = request.stop;
-    Event event{request.row, true, request.scope, {request.tokens, request.tokens + num_tokens}, {stop, {}}};
+    Event event{request.row, true, request.scope, {}, {request.tokens, request.tokens + num_tokens}, {stop, {}}};
+    if (request.prompt_scope != nullptr) event.prompt_scope = *request.prompt_scope;
     event.stop.tokens.assign(stop.tokens, stop.tokens + stop.num_tokens);
     events_.push_back(std::move(event));
   }
 
-  void remove_request(int64_t row) { events_.push_back({row, false, 0, {}, {}}); }
+  void remove_request(int64_t row) { events_.push_back({row, false, 0, {}, {}, {}}); }
 
   void append_text(const StreamText& text) {
     texts_.push_back({text.row, text.begins_text, text.scope, {text.tokens, text.tokens + text.num_tokens}});
@@ -234,6 +241,8 @@ class StreamDrafter {
       if (row_id < store.num_slots) {
         cpu::TokenInserter inserter(store);
         cpu::close_slot(store, static_cast<uint32_t>(row_id), &inserter);
+        if (ended_row.prompt_scope && prompt_slot(store, row_id) < store.num_slots)
+          cpu::close_slot(store, static_cast<uint32_t>(prompt_slot(store, row_id)), &inserter);
       }
     }
     cpu::Arena arena;
@@ -256,6 +265,7 @@ class StreamDrafter {
     new_row.length = new_row.stored_length = static_cast<int64_t>(event->tokens.size());
     new_row.stop_length = kNotStopped;
     new_row.scope = event->scope;
+    new_row.prompt_scope = event->prompt_scope;
     std::swap(new_row.stop, event->stop);
     lengths_[static_cast<size_t>(event->row)] = static_cast<int32_t>(new_row.length);
     if (index().words != nullptr && new_row.length > 0) rows_behind_.push_back(static_cast<int32_t>(event->row));
@@ -290,11 +300,20 @@ class StreamDrafter {
     p.match_len = reinterpret_cast<int32_t*>(options_.drafts + layout.lengths_offset);
     const bool has_costs = params.index_propose.ladder.costs != nullptr || p.lookup.match_costs != nullptr;
     p.draft_costs = {has_costs ? options_.drafts + layout.costs_offset : nullptr, p.lookup.k};
+    bool has_prompt_scopes = false;
     for (int64_t i = 0; i < batch; ++i) {
-      scopes_[static_cast<size_t>(i)] = has_request(rows[i]) ? row(rows[i]).scope : 0;
+      const auto position = static_cast<size_t>(i);
+      const bool is_used = has_request(rows[i]);
+      scopes_[position] = is_used ? row(rows[i]).scope : 0;
+      const std::optional<int64_t> prompt_scope = is_used ? row(rows[i]).prompt_scope : std::nullopt;
+      has_prompt_scope_[position] = prompt_scope.has_value();
+      prompt_scopes_[position] = prompt_scope.value_or(0);
+      has_prompt_scopes |= prompt_scope.has_value();
     }
     params.store.store = store_;
     params.store.scopes = {scopes_.data(), sizeof(int64_t)};
+    params.store.prompt_scopes = {prompt_scopes_.data(), sizeof(int64_t)};
+    params.store.has_prompt_scope = has_prompt_scopes ? has_prompt_scope_.data() : nullptr;
     ngram_npu_cpu_draft(&params);
   }
 
@@ -337,19 +356,38 @@ class StreamDrafter {
     return static_cast<int32_t>(length - std::exchange(row->stored_length, length));
   }
 
-  // Inserts the new text of the first `count` rows of rows_to_store_ into the store.
+  // Inserts the new text of the first `count` rows of rows_to_store_ into the store: first all rows in their scopes,
+  // then the rows that have a prompt scope in theirs. Overwrites rows_to_store_ and num_to_store_.
   void store_rows(int64_t count) {
     for (int64_t i = 0; i < count; ++i)
       scopes_[static_cast<size_t>(i)] = row(rows_to_store_[static_cast<size_t>(i)]).scope;
-    cpu::insert_rows({store_,
-                      all_tokens(),
-                      stored_lengths_.data(),
-                      num_to_store_.data(),
-                      {rows_to_store_.data(), sizeof(int32_t)},
-                      {},
-                      {scopes_.data(), sizeof(int64_t)},
-                      count});
+    StoreInsertParams params{store_,
+                             all_tokens(),
+                             stored_lengths_.data(),
+                             num_to_store_.data(),
+                             {rows_to_store_.data(), sizeof(int32_t)},
+                             {},
+                             {scopes_.data(), sizeof(int64_t)},
+                             count};
+    cpu::insert_rows(params);
+    size_t num_in_prompt_scopes = 0;
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      const std::optional<int64_t>& prompt_scope = row(rows_to_store_[i]).prompt_scope;
+      if (!prompt_scope) continue;
+      rows_to_store_[num_in_prompt_scopes] = rows_to_store_[i];
+      num_to_store_[num_in_prompt_scopes] = num_to_store_[i];
+      scopes_[num_in_prompt_scopes++] = *prompt_scope;
+    }
+    cpu::Store store;
+    if (num_in_prompt_scopes == 0 || !cpu::open_store(store_.words, store_.num_words, &store)) return;
+    for (size_t i = 0; i < num_in_prompt_scopes; ++i) prompt_slots_[i] = prompt_slot(store, rows_to_store_[i]);
+    params.slot_indices = {prompt_slots_.data(), sizeof(int64_t)};
+    params.batch = static_cast<int64_t>(num_in_prompt_scopes);
+    cpu::insert_rows(params);
   }
+
+  // Returns the slot for a row's text in its prompt scope.
+  static int64_t prompt_slot(const cpu::Store& store, int64_t row_id) { return store.num_slots / 2 + row_id; }
 
   // Appends tokens to a text row and inserts them into the store.
   void append_to_text_row(const TextEvent& text) {
@@ -414,7 +452,9 @@ class StreamDrafter {
   std::vector<Row> rows_;
   std::vector<int32_t> lengths_, stored_lengths_;    // per row
   std::vector<int32_t> num_sampled_, num_to_store_;  // per request of a batch
-  std::vector<int64_t> scopes_;                      // per request of a batch
+  std::vector<int64_t> scopes_, prompt_scopes_;      // per request of a batch
+  std::vector<uint8_t> has_prompt_scope_;            // per request of a batch
+  std::vector<int64_t> prompt_slots_;                // per row to store in a prompt scope
   std::vector<int32_t> rows_to_store_;
   std::vector<int32_t> rows_behind_;                    // rows that are not completely indexed
   std::vector<int64_t> num_indexed_;                    // per row of rows_behind_

@@ -134,7 +134,13 @@ class StreamDrafter:
 
     def __init__(self, **arguments: Any) -> None: ...
     def add_request(
-        self, row: int, tokens: _Int32, scope: int, stop_tokens: _Int32, *limits: int
+        self,
+        row: int,
+        tokens: _Int32,
+        scope: int,
+        stop_tokens: _Int32,
+        *limits: int,
+        prompt_scope: int | None = None,
     ) -> None: ...
     def remove_request(self, row: int) -> None: ...
     def append_text(self, row: int, tokens: _Int32, scope: int, begins_text: bool) -> None: ...

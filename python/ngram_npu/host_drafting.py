@@ -226,7 +226,8 @@ class HostDrafting:
             lag: Number of steps until sampled tokens enter the store: the delay with which a
                 scheduler that runs ahead learns that a request has ended. Steps in which no row has
                 a request do not count.
-            index, store: Index and store in host memory, with R slots. Only jobs change them.
+            index, store: Index and store in host memory, with R slots; a store with prompt scopes
+                has twice as many, those of the text rows included. Only jobs change them.
             stream: Runs the jobs (default: the device's current stream).
             fill: Whether unused positions of a draft continue the draft and then repeat the newest
                 token. Otherwise they are -1.
@@ -241,6 +242,8 @@ class HostDrafting:
             stream = current_stream(device)
         self.k = config.k
         self._has_run = False
+        self._num_slots = 0 if store is None else store.num_slots
+        self._num_prompt_slots = 2 * (num_rows + num_text_rows)
         self._stream = stream
         pinned = device.type != "cpu"
         self._sampled = torch.zeros(
@@ -270,13 +273,38 @@ class HostDrafting:
         )
 
     def begin(
-        self, row: int, token_ids: npt.ArrayLike, *, scope: int = 0, stop: Stop | None = None
+        self,
+        row: int,
+        token_ids: npt.ArrayLike,
+        *,
+        scope: int = 0,
+        prompt_scope: int | None = None,
+        stop: Stop | None = None,
     ) -> None:
-        """Announces a request with its prompt in a row, before the first step with this row."""
+        """Announces a request with its prompt in a row, before the first step with this row.
+
+        Args:
+            scope: The scope of the request's text in the store.
+            prompt_scope: A second scope, such as one per prompt. The request drafts from the scope
+                of which more accepted tokens are expected, and its text is stored in both.
+
+        Raises:
+            ValueError: The store has too few slots for a prompt scope.
+        """
+        if prompt_scope is not None and self._num_slots < self._num_prompt_slots:
+            raise ValueError(
+                "HostDrafting: begin: prompt_scope: expected a store with at least "
+                f"{self._num_prompt_slots} slots, got {self._num_slots}"
+            )
         tokens, *other_conditions = Stop() if stop is None else stop
         limits = (min(max(number, 0), NO_LIMIT) for number in other_conditions)
         self._drafter.add_request(
-            row, np.asarray(token_ids, np.int32), scope, np.asarray(tokens, np.int32), *limits
+            row,
+            np.asarray(token_ids, np.int32),
+            scope,
+            np.asarray(tokens, np.int32),
+            *limits,
+            prompt_scope=prompt_scope,
         )
 
     def end(self, row: int) -> None:

@@ -1,6 +1,7 @@
 // Tests StreamDrafter: compares the jobs on a late stream with a model that runs each step immediately. Rows are
 // num_added while jobs are pending, requests are removed before or after their stop, text is stored
-// only after a lag, other text is appended to text rows, and a store is saved at the same time.
+// only after a lag, requests have a second scope, other text is appended to text rows, and a store is saved at the same
+// time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,12 +24,12 @@
 namespace ngram_npu::test {
 namespace {
 
-constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMaxSampled = kDrafts + 1, kPages = 80, kBlocks = 28,
-                  kLineBits = 6, kTextRows = 2, kTextCapacity = 70;
+constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMaxSampled = kDrafts + 1, kPages = 80, kBlocks = 56,
+                  kLineBits = 6, kTextRows = 2, kTextCapacity = 70, kFirstPromptSlot = kRows + kTextRows;
 
 // The index and the store of a drafter or of the model.
 struct Memory {
-  explicit Memory(uint32_t visibility) : store(kRows + kTextRows, kBlocks, kLineBits, visibility) {}
+  explicit Memory(uint32_t visibility) : store(2 * kFirstPromptSlot, kBlocks, kLineBits, visibility) {}
 
   Index index{kRows, kPages};
   SharedStore store;
@@ -36,6 +38,7 @@ struct Memory {
 struct Request {
   std::vector<int32_t> text;
   int64_t scope = 0, num_stored = 0, text_end = -1;  // num_stored includes the prompt; text_end: -1 before the stop
+  std::optional<int64_t> prompt_scope;
   std::vector<int32_t> stop_tokens;
   StopConditions stop{};
 
@@ -68,7 +71,8 @@ struct DraftOptions {
   LadderOptions ladder;
 };
 
-// Runs each step immediately. Stores the text of a step `lag` steps later, request by request.
+// Runs each step immediately. Stores the text of a step `lag` steps later, request by request. Drafts from prompt
+// scopes by a second call of ngram_store_step_.
 class SynchronousModel {
  public:
   SynchronousModel(const DraftOptions& draft_options, uint32_t visibility, int64_t lag)
@@ -83,10 +87,12 @@ class SynchronousModel {
   void remove_request(int64_t row) {
     Request& request = requests_[row];
     if (request.text.empty()) return;
-    if (request.text_end > request.num_stored) store_text(row, request.text_end);
-    const int64_t slot = row;
-    const NgramStoreFinishParams finish{memory.store.access(), {&slot, 8}, 1};
-    ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
+    if (request.text_end > request.num_stored) store_text_of_rows({{row, generations_[row], request.text_end}});
+    const int64_t slot = row, prompt_slot = kFirstPromptSlot + row;
+    for (const int64_t* finished_slot : {&slot, &prompt_slot}) {
+      const NgramStoreFinishParams finish{memory.store.access(), {finished_slot, 8}, 1};
+      ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
+    }
     const NgramIndexResetParams reset{memory.index.access({&slot, 8}), 1};
     ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
     request = {};
@@ -110,7 +116,9 @@ class SynchronousModel {
       }
       row.text.insert(row.text.end(), tokens.begin(), tokens.end());
       row.text.resize(std::min<size_t>(row.text.size(), kTextCapacity));
-      store_text(&row, slot, static_cast<int64_t>(row.text.size()));
+      const auto size = static_cast<int64_t>(row.text.size());
+      store_text(&row, slot, row.scope, size);
+      row.num_stored = size;
     }
     new_texts_.clear();
     return drafts;
@@ -120,6 +128,7 @@ class SynchronousModel {
   bool has_stopped(int64_t row) const { return requests_[row].text_end >= 0; }
 
   Memory memory;
+  int64_t num_prompt_drafts = 0;  // number of drafts that text in a prompt scope changed
 
  private:
   // A row of a step whose text is not stored yet. length: number of tokens to store up to.
@@ -157,21 +166,29 @@ class SynchronousModel {
     if (is_dummy_run) return drafts;
     pending_steps_.push_back(step_rows);
     if (static_cast<int64_t>(pending_steps_.size()) > lag_) {
-      for (const StepRow& row : pending_steps_.front()) {
-        if (generations_[row.row] == row.generation && row.length > requests_[row.row].num_stored)
-          store_text(row.row, row.length);
-      }
+      store_text_of_rows(pending_steps_.front());
       pending_steps_.pop_front();
     }
     return drafts;
   }
 
-  void store_text(int64_t row, int64_t length) { store_text(&requests_[row], row, length); }
+  // Stores the text of rows in their scopes, then the text of those that have a prompt scope in these.
+  void store_text_of_rows(std::vector<StepRow> rows) {
+    const auto is_stored = [this](const StepRow& row) {
+      return generations_[row.row] != row.generation || row.length <= requests_[row.row].num_stored;
+    };
+    rows.erase(std::remove_if(rows.begin(), rows.end(), is_stored), rows.end());
+    for (const StepRow& row : rows) store_text(&requests_[row.row], row.row, requests_[row.row].scope, row.length);
+    for (const StepRow& row : rows) {
+      Request& request = requests_[row.row];
+      if (request.prompt_scope) store_text(&request, kFirstPromptSlot + row.row, *request.prompt_scope, row.length);
+      request.num_stored = row.length;
+    }
+  }
 
-  // Stores the text of a row up to a length.
-  void store_text(Request* row, int64_t slot, int64_t length) {
+  // Stores the text of a row up to a length in a scope.
+  void store_text(Request* row, int64_t slot, int64_t scope, int64_t length) {
     const auto count = static_cast<int32_t>(length - row->num_stored), end = static_cast<int32_t>(length);
-    row->num_stored = length;
     const int64_t row_index = 0;
     row->text.reserve(kCapacity);
     InsertParams params{};
@@ -181,7 +198,7 @@ class SynchronousModel {
                     &count,
                     {&row_index, 8},
                     {&slot, 8},
-                    {&row->scope, 8},
+                    {&scope, 8},
                     1};
     ngram_npu_cpu_insert_tokens(&params);
   }
@@ -215,7 +232,39 @@ class SynchronousModel {
     params.index_propose.ladder = draft_options_.ladder;
     params.store = {memory.store.access(), {scopes.data(), 8}, draft_options_.store_costs.data(), 40};
     ngram_npu_cpu_draft(&params);
+    for (int64_t i = 0; i < batch; ++i) {
+      const int32_t row = rows[static_cast<size_t>(i)];
+      if (row >= 0 && row < kRows && requests_[row].prompt_scope) replace_draft(i, params);
+    }
     return drafts;
+  }
+
+  // Replaces a request's draft by a better one from its prompt scope. The call has no slot, so it stores no text.
+  void replace_draft(int64_t i, const DraftParams& params) {
+    const NgramProposeParams& propose = params.index_propose.propose;
+    auto* const ids = static_cast<int64_t*>(propose.draft_token_ids.data) + i * kDrafts;
+    std::vector<int32_t> draft(ids, ids + kDrafts);
+    const int64_t row = propose.row_indices[i], no_slot = -1;
+    NgramStoreStepParams step{};
+    step.token_ids = propose.token_ids;
+    step.num_tokens = propose.num_tokens;
+    step.num_sampled = propose.num_sampled + i;
+    step.store = memory.store.access();
+    step.row_indices = {&row, 8};
+    step.slot_indices = {&no_slot, 8};
+    step.scopes = {&*requests_[row].prompt_scope, 8};
+    step.batch = 1;
+    step.draft_token_ids = {draft.data(), 1, kDrafts, kDrafts};
+    step.num_draft_tokens = propose.num_draft_tokens + i;
+    step.match_len = propose.match_len + i;
+    step.draft_costs = {propose.draft_costs.data + i * kDrafts, 1, kDrafts, kDrafts};
+    step.max_len = propose.lookup.max_len;
+    step.fill = propose.lookup.fill;
+    step.costs = params.store.costs;
+    step.cost_limit = params.store.cost_limit;
+    ngram_npu_cpu_ngram_store_step_(&step, nullptr);
+    num_prompt_drafts += !std::equal(draft.begin(), draft.end(), ids);
+    std::copy(draft.begin(), draft.end(), ids);
   }
 
   const DraftOptions& draft_options_;
@@ -229,7 +278,8 @@ class SynchronousModel {
 // Numbers of requests that were added while jobs were pending, or removed after or before their stop; numbers of drafts
 // from the store and of texts that were appended to text rows.
 struct EpisodeCounts {
-  int64_t num_added = 0, num_removed_after_stop = 0, num_removed_before_stop = 0, num_store_drafts = 0, num_texts = 0;
+  int64_t num_added = 0, num_removed_after_stop = 0, num_removed_before_stop = 0, num_store_drafts = 0, num_texts = 0,
+          num_prompt_drafts = 0;
 };
 
 // Copies a store piece by piece in a thread, repeatedly, as an engine's thread does that saves the store.
@@ -321,6 +371,7 @@ void run_episode(uint64_t seed, int num_steps, EpisodeCounts* counts) {
           for (int64_t n = choices.between(1, choices.one_in(10) ? kCapacity : 40); n > 0; --n)
             request.text.push_back(static_cast<int32_t>(choices.below(vocab_size)));
           request.scope = choices.below(2);
+          if (choices.one_in(2)) request.prompt_scope = choices.between(1, 3);
           request.stop.prompt_length = static_cast<int64_t>(request.text.size());
           request.stop.max_length = choices.one_in(2) ? INT64_MAX : request.stop.prompt_length + choices.below(60);
           if (choices.one_in(2)) request.stop_tokens = {static_cast<int32_t>(vocab_size)};
@@ -334,6 +385,7 @@ void run_episode(uint64_t seed, int num_steps, EpisodeCounts* counts) {
                                        static_cast<int64_t>(request.text.size()), request.stop};
           stream_request.stop.tokens = request.stop_tokens.data();
           stream_request.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
+          if (request.prompt_scope) stream_request.prompt_scope = &*request.prompt_scope;
           ngram_npu_cpu_stream_add_request(drafter, &stream_request);
           counts->num_added += ngram_npu_cpu_stream_count_pending_jobs(drafter) > 0;
           model.add_request(row, std::move(request));
@@ -387,6 +439,7 @@ void run_episode(uint64_t seed, int num_steps, EpisodeCounts* counts) {
   }
   ASSERT_EQ(memory.store, model.memory.store) << "seed " << seed;
   counts->num_store_drafts += static_cast<int64_t>(memory.store[store::kStatDrafts]);
+  counts->num_prompt_drafts += model.num_prompt_drafts;
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
 }
 
@@ -400,6 +453,7 @@ TEST(StreamDrafterTest, DraftsEqualThoseOfImmediateSteps) {
   EXPECT_GT(counts.num_removed_before_stop, 50);
   EXPECT_GT(counts.num_store_drafts, 500);
   EXPECT_GT(counts.num_texts, 1000);
+  EXPECT_GT(counts.num_prompt_drafts, 200);
 }
 
 // A drafter of one request with the text 1, 2, 3 in row 0. It can draft only text of a store, because the row has no

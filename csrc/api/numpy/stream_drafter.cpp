@@ -84,7 +84,7 @@ class Drafter {
 
   void add_request(int64_t row, const py::object& tokens, int64_t scope, const py::object& stop_tokens,
                    int64_t max_length, int64_t prompt_length, int64_t min_output, int64_t min_pattern,
-                   int64_t max_pattern, int64_t min_count) {
+                   int64_t max_pattern, int64_t min_count, const py::object& prompt_scope) {
     NumpyCall call("StreamDrafter.add_request");
     call.check_scalar("row", row, 0, num_rows_ - 1);
     call.check_scalar("prompt_length", prompt_length, 0, kNoLimit);
@@ -92,12 +92,14 @@ class Drafter {
     const int32_t* ids = call.check_int32s(text, api::kAnySize);
     const api::TensorView stops = call.view("stop_tokens", py::handle(stop_tokens));
     const int32_t* stop_ids = call.check_int32s(stops, api::kAnySize);
+    const auto prompt_scope_number = prompt_scope.is_none() ? int64_t{0} : prompt_scope.cast<int64_t>();
     const StreamRequest request{
         row,
         scope,
         ids,
         text.sizes[0],
-        {stop_ids, stops.sizes[0], max_length, prompt_length, min_output, min_pattern, max_pattern, min_count}};
+        {stop_ids, stops.sizes[0], max_length, prompt_length, min_output, min_pattern, max_pattern, min_count},
+        prompt_scope.is_none() ? nullptr : &prompt_scope_number};
     throw_if_out_of_memory(ngram_npu_cpu_stream_add_request(drafter_, &request));
   }
 
@@ -171,7 +173,7 @@ void define_stream_drafter(py::module_& m) {
            arg("text_capacity") = 0)
       .def("add_request", &Drafter::add_request, arg("row"), arg("tokens"), arg("scope"), arg("stop_tokens"),
            arg("max_length") = kNoLimit, arg("prompt_length") = 0, arg("min_output") = 0, arg("min_pattern") = 0,
-           arg("max_pattern") = 0, arg("min_count") = 0)
+           arg("max_pattern") = 0, arg("min_count") = 0, arg("prompt_scope") = py::none())
       .def("remove_request", &Drafter::remove_request, arg("row"))
       .def("append_text", &Drafter::append_text, arg("row"), arg("tokens"), arg("scope"), arg("begins_text"))
       .def("create_job", &Drafter::create_job, arg("rows"), arg("writes_drafts") = true)

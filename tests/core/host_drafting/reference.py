@@ -19,6 +19,7 @@ UNLIMITED = 2**63 - 1
 class _Request:
     text: list[int]
     scope: int
+    prompt_scope: int | None
     stop: Stop
     num_stored: int = 0  # including the prompt, which the store does not contain
     text_end: int | None = None  # number of tokens up to the stop
@@ -39,16 +40,25 @@ class Reference:
     pending_steps: deque[list[tuple[_Request, int, int]]] = field(default_factory=deque)
     """For each step whose text is not stored yet: request, row, and row length."""
 
-    def begin(self, row: int, text: list[int], scope: int = 0, stop: Stop | None = None) -> None:
-        self.rows[row] = _Request(list(text), scope, stop or Stop(), len(text))
+    def begin(
+        self,
+        row: int,
+        text: list[int],
+        scope: int = 0,
+        stop: Stop | None = None,
+        prompt_scope: int | None = None,
+    ) -> None:
+        self.rows[row] = _Request(list(text), scope, prompt_scope, stop or Stop(), len(text))
 
     def end(self, row: int) -> None:
         request = self.rows.pop(row)
         if self.store is None:
             return
         if request.text_end is not None:
-            self._store_text(request, row, request.text_end)
-        Store(self.store.tensor).close_slot(row)  # type: ignore[arg-type]
+            self._store_texts([(request, row, request.text_end)])
+        slots = [row] if request.prompt_scope is None else [row, self._prompt_slot(row)]
+        for slot in slots:
+            Store(self.store.tensor).close_slot(slot)  # type: ignore[arg-type]
 
     def step(self, rows: list[int], sampled: list[list[int]]) -> list[Any]:
         for row, tokens in zip(rows, sampled, strict=True):
@@ -65,9 +75,13 @@ class Reference:
             return drafts
         self.pending_steps.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
         if len(self.pending_steps) > self.lag:
-            for request, row, length in self.pending_steps.popleft():
-                if self.rows.get(row) is request:
-                    self._store_text(request, row, min(length, request.text_end or length))
+            self._store_texts(
+                [
+                    (request, row, min(length, request.text_end or length))
+                    for request, row, length in self.pending_steps.popleft()
+                    if self.rows.get(row) is request
+                ]
+            )
         return drafts
 
     def _draft(self, rows: list[int], counts: list[int]) -> list[Any]:
@@ -85,23 +99,42 @@ class Reference:
         results = ngram_index_propose_(*inputs, *lookup, True, *cost_options)
         if self.store is None:
             return [array.tolist() for array in (*results, costs)]
-        scratch = np.array(self.store.tensor)  # a copy, because the operator also inserts text
-        requests = np.array(rows), None, np.array([self.rows[row].scope for row in rows])
         store_options = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
         drafts = *results, costs, *store_options, config.token_logits
-        ngram_store_step_(token_ids, lengths, num_sampled, scratch, *requests, *drafts)
+        prompt_scopes = [self.rows[row].prompt_scope for row in rows]
+        calls = [(num_sampled, [self.rows[row].scope for row in rows])]
+        has_prompt_scope = np.array([scope is not None for scope in prompt_scopes], bool)
+        calls.append((num_sampled * has_prompt_scope, [scope or 0 for scope in prompt_scopes]))
+        for counted, scopes in calls:
+            scratch = np.array(self.store.tensor)  # a copy, because the operator also inserts text
+            requests = np.array(rows), None, np.array(scopes)
+            ngram_store_step_(token_ids, lengths, counted, scratch, *requests, *drafts)
         return [array.tolist() for array in (*results, costs)]
 
-    def _store_text(self, request: _Request, row: int, length: int) -> None:
-        if self.store is None or length <= request.num_stored:
+    def _prompt_slot(self, row: int) -> int:
+        assert self.store is not None
+        return self.store.num_slots // 2 + row
+
+    def _store_texts(self, texts: list[tuple[_Request, int, int]]) -> None:
+        """Stores the text of rows up to a length: all in their scopes, then in prompt scopes."""
+        if self.store is None:
             return
+        texts = [text for text in texts if text[2] > text[0].num_stored]
+        for request, row, length in texts:
+            self._store_text(request, row, length, request.scope)
+        for request, row, length in texts:
+            if request.prompt_scope is not None:
+                self._store_text(request, self._prompt_slot(row), length, request.prompt_scope)
+            request.num_stored = length
+
+    def _store_text(self, request: _Request, slot: int, length: int, scope: int) -> None:
+        assert self.store is not None
         store = Store(self.store.tensor)  # type: ignore[arg-type]
         text = [token & MASK32 for token in request.text[:length]]
-        if not store.slot_matches(row, text, request.scope):
-            store.close_slot(row)
-            store.set_slot(row, 0, request.num_stored)
-        store.append_to_slot(row, text[request.num_stored :], request.scope)
-        request.num_stored = length
+        if not store.slot_matches(slot, text, scope):
+            store.close_slot(slot)
+            store.set_slot(slot, 0, request.num_stored)
+        store.append_to_slot(slot, text[request.num_stored :], scope)
 
     def has_same_text_as(self, store: NgramStore) -> bool:
         """Returns whether the stores are equal except for their headers."""

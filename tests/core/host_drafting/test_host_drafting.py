@@ -49,7 +49,7 @@ def stream(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lat
 
 
 def _make_store(visibility: str) -> NgramStore:
-    return NgramStore(R, 8192, visibility=visibility, kind="numpy")
+    return NgramStore(2 * R, 8192, visibility=visibility, kind="numpy")
 
 
 def _make_drafting(
@@ -111,8 +111,9 @@ def test_random_steps_match_the_reference(
                 text = [*phrases[rng.integers(4)], *phrases[rng.integers(4)]]
                 stop = Stop((STOP_TOKEN,)) if rng.random() < 0.8 else None
                 scope = int(rng.integers(2))
-                drafting.begin(row, text, scope=scope, stop=stop)
-                reference.begin(row, text, scope, stop)
+                prompt_scope = int(rng.integers(1, 4)) if rng.random() < 0.5 else None
+                drafting.begin(row, text, scope=scope, prompt_scope=prompt_scope, stop=stop)
+                reference.begin(row, text, scope, stop, prompt_scope)
                 num_requests += 1
         if rng.random() < 0.3:  # a job without a step, which the reference does not have
             drafting._run(np.empty(0, np.int32))
@@ -360,6 +361,27 @@ def test_appended_text_is_drafted_from_the_next_step_on(stream: LateStream) -> N
     assert drafting.settle(10)
     texts = [text.tolist() for scope, text in store.texts() if scope == 0 and 9 in text]
     assert texts == [[5, 6, 7, 8, 9, 20, 21, 22]]  # up to the row's capacity
+
+
+def test_request_drafts_from_its_prompt_scope_and_stores_text_in_both(stream: LateStream) -> None:
+    store = NgramStore(2 * R, 8192)
+    store.warm([[5, 6, 7, 8]], scope=7)
+    drafting = _make_drafting(stream, store)
+    for row, prompt_scope in enumerate((None, 7, 8)):
+        drafting.begin(row, [1], prompt_scope=prompt_scope)
+    drafts = _propose(drafting, *[[5, 6]] * 3)
+    stream.wait()
+    assert drafts.match_len.tolist() == [0, 2, 0]
+    assert drafts.draft_token_ids[1].tolist() == [7, 8, 6]
+    assert drafting.settle(10)
+    # Three rows in scope 0, and each prompt scope's own row.
+    assert store.scopes == {0: 6, 7: 6, 8: 2}
+
+
+def test_prompt_scope_with_too_few_slots_raises() -> None:
+    drafting = _make_drafting(None, NgramStore(2 * R, 8192), num_text_rows=1, text_capacity=8)
+    with pytest.raises(ValueError, match="prompt_scope: expected a store with at least 10 slots"):
+        drafting.begin(0, [1], prompt_scope=7)
 
 
 @pytest.mark.parametrize(

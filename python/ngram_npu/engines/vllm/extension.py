@@ -57,9 +57,16 @@ class StoreExtension:
         all_scopes: bool = False,
     ) -> None:
         """Removes the text of one scope, or of all scopes, from the store in memory, not from
-        files."""
+        files.
+
+        Raises:
+            ValueError: One scope is selected with the option ``prompt_scopes``: its text is also in
+                the scopes of prompts, which the store cannot list.
+        """
 
         def clear(shared: SharedStore) -> None:
+            if shared.has_prompt_scopes and not all_scopes:
+                raise ValueError("ngram_npu: clear: expected all_scopes=True with prompt_scopes")
             shared.contents.clear(None if all_scopes else _find_scope(shared, scope, adapter, salt))
 
         _call_with_store(self, clear)

@@ -24,6 +24,8 @@ from ngram_npu.store import tokenizer_digest
 SECTION = "ngram_npu"
 EXTRA_ARGUMENT = "ngram_npu_scope"
 """Key in ``SamplingParams.extra_args`` for the scope of a request."""
+PROMPT_ARGUMENT = "ngram_npu_prompt_scope"
+"""Key in ``SamplingParams.extra_args`` for a second scope of a request, such as one per prompt."""
 K_ARGUMENT = "ngram_npu_k"
 """Key in ``SamplingParams.extra_args`` for the largest number of a request's draft tokens."""
 EXTRA_ARGUMENTS = "extra_args (over HTTP: vllm_xargs)"
@@ -42,6 +44,7 @@ CHOICES: dict[str, Collection[str]] = {
 MAXIMA = {"token_cost": 1.0, "store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = (
     *("store_tokens", "store_seed", "store_file", "store_save_minutes", "store_feed", "scope"),
+    "prompt_scopes",
 )
 COST_OPTIONS = ("min_draft_probability", "token_cost", "costs_file")
 MAX_DEVICE_BATCHES = 2
@@ -99,6 +102,8 @@ class Options:
     """Publishers of KV events whose text is stored too; empty: none."""
     scope: str = "shared"
     """``"shared"``, or ``"required"``: a request must have a salt, an adapter or a scope."""
+    prompt_scopes: bool = False
+    """Whether requests may have a second scope. The store then has twice as many slots."""
     beside_threshold: float = 0.0
     dense_rows: bool = True
     k: str = ""
@@ -281,6 +286,10 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
             "V1 runner: its text would be wrong; use method 'ngram' or the V2 runner"
         )
     has_store = settings.get("store") is not None
+    if settings.get("prompt_scopes") and method not in ("v2", "ascend_v2", "beside"):
+        raise ValueError(
+            "ngram_npu: prompt_scopes: expected false, got true: only the V2 runner supports them"
+        )
     if settings.get("store_feed") and settings.get("store") == "finish":
         raise ValueError(
             "ngram_npu: store: expected 'live' with store_feed, got 'finish': published text does "
@@ -330,6 +339,13 @@ def read_scope_option(vllm_config: Any) -> str | None:
     """Returns the option ``scope``; None without a store. Raises as :func:`read_options` does."""
     settings = _read_settings(vllm_config)[0]
     return str(settings.get("scope", "shared")) if settings.get("store") else None
+
+
+def read_prompt_scopes_option(vllm_config: Any) -> bool:
+    """Returns the option ``prompt_scopes``; False without a store. Raises as :func:`read_options`
+    does."""
+    settings = _read_settings(vllm_config)[0]
+    return bool(settings.get("store") and settings.get("prompt_scopes", False))
 
 
 def publishes_text(vllm_config: Any) -> bool:
@@ -467,6 +483,8 @@ def _uses_device_store(settings: Mapping[str, Any], method: Method, vllm_config:
         reason = "store: expected no enable_adaptive_verification, which needs costs"
     elif names := [name for name in COST_OPTIONS if settings.get(name) not in (None, "")]:
         reason = f"{names[0]}: expected none, got {settings[names[0]]!r}"
+    elif settings.get("prompt_scopes"):
+        reason = "prompt_scopes: expected false, got true"
     elif settings.get("engine") == "index":
         reason = "engine: expected no index, got 'index'"
     elif batches > MAX_DEVICE_BATCHES:
@@ -568,6 +586,7 @@ OPTION_TYPES: dict[str, type] = {
     "store_feed": str,
     "step_times_file": str,
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
+    "prompt_scopes": bool,
 }
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _PARSERS: dict[type, Callable[[str], Any]] = {

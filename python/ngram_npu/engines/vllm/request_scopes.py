@@ -20,10 +20,12 @@ from ngram_npu.engines.vllm.options import (
     EXTRA_ARGUMENT,
     EXTRA_ARGUMENTS,
     K_ARGUMENT,
+    PROMPT_ARGUMENT,
     SECTION,
     exchanges_scopes,
     publishes_text,
     read_beside_option,
+    read_prompt_scopes_option,
     read_scope_option,
 )
 from ngram_npu.engines.vllm.patching import (
@@ -43,6 +45,7 @@ EXCEPTIONS_MODULE = "vllm.exceptions"
 
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 SALT, ADAPTER = "cache_salt", "LoRA adapter"
+KNOWN_KEYS = (EXTRA_ARGUMENT, PROMPT_ARGUMENT, K_ARGUMENT)
 
 
 class Rules(NamedTuple):
@@ -55,6 +58,8 @@ class Rules(NamedTuple):
     has_store: bool = False
     folds_scope: bool = False
     """Whether a request's scope becomes part of its salt, which KV events contain."""
+    has_prompt_scopes: bool = False
+    """Whether a request may have a second scope."""
 
 
 def install() -> None:
@@ -115,6 +120,9 @@ def make_rules(vllm_config: Any) -> Rules:
         requires_scope=scope == "required",
         has_store=True,
         folds_scope=exchanges_scopes(vllm_config),
+        has_prompt_scopes=in_v2
+        and method != "custom_class"
+        and read_prompt_scopes_option(vllm_config),
     )
 
 
@@ -124,14 +132,21 @@ def check_request(request: Any, rules: Rules) -> None:
     extra_args = getattr(request.sampling_params, "extra_args", None) or {}
     for key in extra_args:
         letters = "".join(filter(str.isalnum, str(key))).lower()
-        if key not in (EXTRA_ARGUMENT, K_ARGUMENT) and letters.startswith("ngramnpu"):
-            known = f"{EXTRA_ARGUMENT!r}, {K_ARGUMENT!r}"
+        if key not in KNOWN_KEYS and letters.startswith("ngramnpu"):
+            known = ", ".join(map(repr, KNOWN_KEYS))
             raise ValueError(f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {known}")
-    scope = extra_args.get(EXTRA_ARGUMENT)
-    if not _is_scope(scope):
+    for key in (EXTRA_ARGUMENT, PROMPT_ARGUMENT):
+        if not _is_scope(extra_args.get(key)):
+            raise ValueError(
+                f"ngram_npu: {key} in {EXTRA_ARGUMENTS}: expected a string that is not "
+                f"empty or an integer from 0 to 2**62 - 1, got {extra_args[key]!r}"
+            )
+    scope, prompt_scope = extra_args.get(EXTRA_ARGUMENT), extra_args.get(PROMPT_ARGUMENT)
+    if prompt_scope is not None and not rules.has_prompt_scopes:
         raise ValueError(
-            f"ngram_npu: {EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}: expected a string that is not "
-            f"empty or an integer from 0 to 2**62 - 1, got {scope!r}"
+            f"ngram_npu: {PROMPT_ARGUMENT} in {EXTRA_ARGUMENTS}: expected none without the option "
+            "prompt_scopes, which needs the V2 runner and a store in host memory, got "
+            f"{prompt_scope!r}"
         )
     if rules.has_store and getattr(request, "resumable", False):
         raise ValueError(

@@ -27,6 +27,7 @@ import ngram_npu._C as _C
 from ngram_npu.engines.vllm.feed.scopes import compute_scope, fold_scope, is_folded
 from ngram_npu.engines.vllm.options import (
     EXTRA_ARGUMENT,
+    PROMPT_ARGUMENT,
     Options,
     engine_index,
     exchanges_scopes,
@@ -89,7 +90,8 @@ class SharedStore:
     ) -> None:
         """
         Args:
-            slots: Number of requests. With a feed, each text row gets one more slot.
+            slots: Number of requests. With a feed, each text row gets one more slot. With prompt
+                scopes, the number of slots is doubled.
             device: Where the store is if ``options.device_store`` is set.
 
         Raises:
@@ -99,6 +101,9 @@ class SharedStore:
         assert visibility is not None
         self.first_text_slot, self.num_text_rows = slots, count_text_rows(options)
         slots += self.num_text_rows
+        self.has_prompt_scopes = options.prompt_scopes
+        if self.has_prompt_scopes:
+            slots *= 2  # the second half is for the text in prompt scopes
         minimum = TOKENS_PER_SLOT * slots
         tokens = options.store_tokens or max(_default_tokens(options), minimum)
         if tokens < minimum:
@@ -196,6 +201,10 @@ class SharedStore:
                 cache_salt = fold_scope(extra_args.get(EXTRA_ARGUMENT), cache_salt)
             return compute_scope(lora_request and lora_request.lora_name, cache_salt)
         return scope_of_request(lora_request, sampling_params, cache_salt)
+
+    def find_prompt_scope(self, scope: int, sampling_params: Any) -> int | None:
+        """Returns the second scope of a request with this scope; None if it has none."""
+        return prompt_scope_of_request(scope, sampling_params) if self.has_prompt_scopes else None
 
     def vocabulary(self) -> str:
         """Returns the digest of the model's vocabulary; empty, with a log line, if it cannot be
@@ -341,11 +350,23 @@ def scope_of_request(lora_request: Any, sampling_params: Any, cache_salt: str | 
         with contextlib.suppress(TypeError, ValueError):
             return scope_of(name)
     adapter = lora_request and [lora_request.lora_int_id, lora_request.lora_name]
-    owner = [adapter, name, cache_salt] if cache_salt else [adapter, name]
+    return _scope_of_value([adapter, name, cache_salt] if cache_salt else [adapter, name])
+
+
+def prompt_scope_of_request(scope: int, sampling_params: Any) -> int | None:
+    """Returns the second scope of a request, None if it names none. It depends on the request's own
+    ``scope``, too, so that requests of two tenants that name the same prompt scope share no text.
+    Never raises."""
+    name = (getattr(sampling_params, "extra_args", None) or {}).get(PROMPT_ARGUMENT)
+    return None if name is None else _scope_of_value({"scope": int(scope), "prompt_scope": name})
+
+
+def _scope_of_value(value: object) -> int:
+    """Returns a scope that differs for each value and from the scopes of ``extra_args``."""
     try:
-        return scope_of(_MARK + json.dumps(owner, default=repr))
+        return scope_of(_MARK + json.dumps(value, default=repr))
     except (TypeError, ValueError):  # such as a key that is not a string
-        return scope_of(_MARK + repr(owner))
+        return scope_of(_MARK + repr(value))
 
 
 def ranks_of_stage(parallel_config: Any) -> range:

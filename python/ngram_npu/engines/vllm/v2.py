@@ -229,13 +229,14 @@ class RowLookup:
     def _begin(self, row: int, arguments: Mapping[str, Any], max_length: int) -> None:
         """A request begins in ``row``. ``arguments`` are those of ``add_request``."""
         request = self._announced.pop(arguments["req_id"], None)
-        scope = 0
+        scope, prompt_scope = 0, None
         if self.shared_store is not None and request is not None:
             scope = self.shared_store.find_scope(
                 request.lora_request,
                 request.sampling_params,
                 getattr(request, "cache_salt", None),  # exists if it is passed on
             )
+            prompt_scope = self.shared_store.find_prompt_scope(scope, request.sampling_params)
         elif self.shared_store is not None:  # its owner is unknown, so it shares with no request
             scope = scope_of(f"ngram_npu: unannounced {arguments['req_id']}")
         if self._store_drafts is not None:
@@ -247,7 +248,8 @@ class RowLookup:
         if request is not None:
             stop = add_stop_rules(stop, request.sampling_params)
         stop = stop._replace(max_length=min(stop.max_length, max_length))
-        self._host.begin(row, arguments["all_token_ids"], scope=scope, stop=stop)
+        text = arguments["all_token_ids"]
+        self._host.begin(row, text, scope=scope, prompt_scope=prompt_scope, stop=stop)
 
     @exit_worker_on_error
     def _end(self, row: int, *, idle: bool) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import v2_runs
 from engines import Engine, encode_corpus, make_params, start_engine
 from ngram_npu import NgramStore
-from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT, vocabulary_digest
-from ngram_npu.engines.vllm.sharing import scope_of_request
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT, PROMPT_ARGUMENT, vocabulary_digest
+from ngram_npu.engines.vllm.sharing import prompt_scope_of_request, scope_of_request
 from ngram_npu.store import file as store_file
+from ngram_npu.store import scope_of
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
 STORE_EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
@@ -95,3 +96,28 @@ def test_clear_of_salt_and_scope_removes_only_their_text(model: Path) -> None:
         old_scopes = set(store.scopes)
         call_store(engine, "clear", "a", None, "b")
         assert old_scopes - set(store.scopes) == {scope_of_request(None, params, "b")}
+
+
+def test_prompt_scope_drafts_more_and_keeps_text_equal(model: Path) -> None:
+    """After each run, the text in the tenant's own scope is removed. So a run drafts from an
+    earlier one only if it is of the same tenant and names the prompt scope."""
+    tokens = encode_corpus(model, 8_000)
+    prompts = [{"prompt_token_ids": tokens[200 * i :][:40]} for i in range(8)]
+    with start_engine(model, v2_runs.METHODS["none"]) as engine:
+        expected = engine.generate(prompts, make_params(32))
+    num_accepted = []
+    with _start_engine(model, prompt_scopes=True) as engine:
+        shared = engine.drafter.shared_store
+        for tenant, name in (("a", "prompt"), ("a", None), ("b", "prompt"), ("a", "prompt")):
+            extra_args = {EXTRA_ARGUMENT: tenant} | ({PROMPT_ARGUMENT: name} if name else {})
+            params, accepted = make_params(32, extra_args), engine.read_counters()[1]
+            assert engine.generate(prompts, params) == expected
+            num_accepted.append(engine.read_counters()[1] - accepted)
+            assert shared.settle()
+            shared.contents.clear(scope_of_request(None, params, None))
+        shared.contents.check_integrity()
+        scopes = {prompt_scope_of_request(scope_of(tenant), params) for tenant in ("a", "b")}
+        assert len(scopes) == 2
+        assert scopes <= shared.contents.scopes.keys()
+        del shared
+    assert num_accepted[3] > max(num_accepted[:3]) + 5

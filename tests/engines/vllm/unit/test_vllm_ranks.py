@@ -117,6 +117,7 @@ DRAFT_OPTIONS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "store": ("live", "finish", {}),
     "store_tokens": (20_000, 30_000, {}),
     "store_feed": ("", "tcp://10.0.0.1:5557", {}),
+    "prompt_scopes": (False, True, {}),
     "scope": ("shared", "required", {}),
     "engine": ("auto", "index", {}),
     "draft_on": ("auto", "host", {}),

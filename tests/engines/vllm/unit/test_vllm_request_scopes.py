@@ -118,6 +118,10 @@ ENGINES: dict[str, tuple[Any, Rules]] = {
     "ngram_gpu, required": (make_config("ngram_gpu", **STRICT_STORE), Rules((), True, True)),
     "V2 ngram": (make_config("ngram", v2=True, **STORE), Rules((), False, True)),
     "V2 ngram, required": (make_config("ngram", v2=True, **STRICT_STORE), Rules((), True, True)),
+    "prompt scopes": (
+        make_config("ngram", v2=True, prompt_scopes=True, **STORE),
+        Rules(has_store=True, has_prompt_scopes=True),
+    ),
     "V1 ngram": (make_config("ngram", **STORE), Rules(OWNERS, False, True)),
     "custom class": (make_config("custom_class", v2=True, **STORE), Rules(OWNERS, False, True)),
 }
@@ -175,6 +179,23 @@ def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
             ValueError, match=r"ngram_npu: ngram_npu_scope in extra_args.*: expected a"
         ):
             process_request(ENGINES[name][0], {"ngram_npu_scope": scope})
+
+
+@pytest.mark.usefixtures("vllm_modules")
+def test_prompt_scope_is_accepted_only_with_the_option() -> None:
+    error = sys.modules[request_scopes.EXCEPTIONS_MODULE].VLLMValidationError
+    for name, (vllm_config, rules) in ENGINES.items():
+        if rules.has_prompt_scopes or rules.requires_scope:
+            continue
+        with pytest.raises(error, match=r"prompt_scope in .*: expected none .* prompt_scopes"):
+            process_request(vllm_config, {"ngram_npu_prompt_scope": 1})
+        assert name != "prompt scopes"
+    vllm_config = ENGINES["prompt scopes"][0]
+    for prompt_scope in ("a", 0, 1):
+        process_request(vllm_config, {"ngram_npu_prompt_scope": prompt_scope})
+    for prompt_scope in MALFORMED_SCOPES:
+        with pytest.raises(error, match=r"ngram_npu_prompt_scope in extra_args.*: expected a str"):
+            process_request(vllm_config, {"ngram_npu_prompt_scope": prompt_scope})
 
 
 @pytest.mark.usefixtures("vllm_modules")

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from fake_engine import (
     CPU,
+    STORE,
+    V2,
     WORDS,
     GPUModelRunner,
     make_adapter,
@@ -22,10 +24,10 @@ from fake_engine import (
     make_store_config,
 )
 from ngram_npu import NgramStore, scope_of
-from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device
+from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device, v2
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.sharing import scope_of_request
+from ngram_npu.engines.vllm.sharing import prompt_scope_of_request, scope_of_request
 from residence import compute_resident_share
 
 
@@ -77,6 +79,48 @@ def test_scope_of_request_differs_by_adapter_scope_and_salt() -> None:
     ]
     assert len(set(scopes)) == len(scopes)
     assert all(0 <= scope < 2**63 for scope in scopes)
+
+
+def test_prompt_scope_differs_by_name_and_by_scope_of_the_request() -> None:
+    def find_prompt_scope(scope: int, name: object) -> int | None:
+        return prompt_scope_of_request(
+            scope, SimpleNamespace(extra_args={"ngram_npu_prompt_scope": name})
+        )
+
+    assert find_prompt_scope(0, None) is None
+    assert prompt_scope_of_request(0, make_params()) is None
+    requests = [(scope, name) for scope in (0, 7, scope_of("a")) for name in (0, 7, "7", "a")]
+    scopes = [find_prompt_scope(*request) for request in requests]
+    assert [find_prompt_scope(*request) for request in requests] == scopes
+    encoded_name = 'ngram_npu: {"scope": 0, "prompt_scope": 7}'
+    names = 0, 7, "7", "a", encoded_name
+    own_scopes = {scope_of_request(None, make_params(name), None) for name in names}
+    assert len({*scopes, *own_scopes}) == len(requests) + len(names)
+
+
+def test_option_prompt_scopes_doubles_the_slots_of_the_store() -> None:
+    assert not read_options(make_store_config(), "v2").prompt_scopes
+    for is_on, slots in ((False, 6), (True, 12)):
+        engine_config = make_store_config(prompt_scopes=is_on)
+        options = read_options(engine_config, "v2")
+        store = sharing.SharedStore(engine_config, options, 6, "numpy")
+        assert store.contents.num_slots == slots
+        params = SimpleNamespace(extra_args={"ngram_npu_prompt_scope": "a"})
+        assert (store.find_prompt_scope(0, params) is not None) == is_on
+
+
+@pytest.mark.parametrize(
+    ("method", "store", "message"),
+    [
+        ("ngram_gpu", "live", "prompt_scopes: expected false, got true: only the V2 runner"),
+        ("v2", None, "prompt_scopes: expected none without a store"),
+    ],
+)
+def test_option_prompt_scopes_without_a_host_store_of_v2_raises(
+    method: Any, store: str | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_options(make_store_config(store=store, prompt_scopes=True), method)
 
 
 # Store files.
@@ -286,6 +330,17 @@ def test_worker_warms_merges_and_clears_the_store(tmp_path: Path, runner: str) -
         worker.ngram_npu_store_warm([WORDS[:4]])
         worker.ngram_npu_store_mark_update(2 if num_kept else 1)
         assert worker.ngram_npu_store_statistics()["tokens_held"] == num_kept
+
+
+def test_clear_of_one_scope_with_prompt_scopes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
+    engine = V2(**STORE, prompt_scopes=True)
+    worker = create_worker(SimpleNamespace(speculator=engine.speculator))
+    worker.ngram_npu_store_warm([WORDS])
+    with pytest.raises(ValueError, match="clear: expected all_scopes=True with prompt_scopes"):
+        worker.ngram_npu_store_clear()
+    worker.ngram_npu_store_clear(all_scopes=True)
+    assert engine.store.scopes == {}
 
 
 def test_worker_that_merges_a_missing_file_raises_or_ends_its_rank(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from fake_engine import (
 from ngram_npu.config import default_match_costs
 from ngram_npu.engines.vllm import v2
 from ngram_npu.engines.vllm.options import read_options
+from ngram_npu.engines.vllm.sharing import prompt_scope_of_request
+from ngram_npu.store import scope_of
 
 
 @pytest.mark.parametrize("engine", ["scan", "index"])
@@ -235,6 +237,25 @@ def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyP
     text = np.array(engine.alive["twice"].tokens, np.int32)
     engine.index.check_integrity({engine.get_row("twice"): text})
     assert engine.store.statistics.tokens_inserted == 3
+
+
+@pytest.mark.usefixtures("_wrap_add_requests")
+def test_text_is_stored_in_the_prompt_scope_of_its_tenant_too() -> None:
+    engine = V2(**STORE, prompt_scopes=True)
+    requests = [Request(name, [1], name[0]) for name in ("a", "b", "a without")]
+    for request in requests[:2]:
+        request.sampling_params.extra_args["ngram_npu_prompt_scope"] = "prompt"
+    engine.begin(*requests)
+    for token in (10, 11, 12, 13):
+        engine.step({request.req_id: [token] for request in requests})
+    expected = {scope_of("a"): 8, scope_of("b"): 4}
+    for name in "ab":
+        scope = prompt_scope_of_request(scope_of(name), requests[0].sampling_params)
+        assert scope is not None
+        expected[scope] = 4
+    assert engine.store.scopes == expected
+    assert len(expected) == 4
+    engine.store.check_integrity()
 
 
 @pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
