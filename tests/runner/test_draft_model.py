@@ -78,7 +78,7 @@ def test_step_count_with_both_drafters_is_within_limit_of_better_drafter(
     for changes in ({}, {**neural, "ngram": WITHOUT_NGRAM_DRAFTS}, neural):
         changes |= {"asynchronous": False, "row_capacity": 200, "num_blocks": 300}
         runner = make_runner(model, **changes)
-        runner.generate(make_prompts(8), 48)
+        runner.generate(make_prompts(8), 80)
         step_counts.append(runner.figures.steps)
     assert step_counts[2] <= max_ratio * min(step_counts[:2])
 
