@@ -72,7 +72,7 @@ class FeedReadingWorker(ReportingWorker):
         run_step = store.text_inserter.run_step
 
         def insert_own_text(step: Any) -> None:
-            output = SimpleNamespace()
+            output = SimpleNamespace(total_num_scheduled_tokens=1)
             own_delivery.add_texts(output)
             if (own_step := getattr(output, delivery.ATTRIBUTE, None)) is not None:
                 store.text_inserter.insert(own_step)
