@@ -29,6 +29,8 @@ T = TypeVar("T")
 _RUNS: Any = importlib.import_module(f"{RUNNER}_runs")
 METHODS: dict[str, Method] = _RUNS.METHODS
 """The drafting methods of the runner that this environment tests."""
+make_requests: Callable[[Path], list[Any]] = _RUNS.make_requests
+"""Makes this runner's requests, of which `runs` has the results."""
 RANK_ENVIRONMENT = {
     "NGRAM_NPU_VLLM": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # there are fewer NUMA nodes than ranks
@@ -72,7 +74,7 @@ class EngineProcess:
             salt: Cache salt of the last request.
         """
         self._log = log
-        requests = _RUNS.make_requests(model)
+        requests = make_requests(model)
         prompts = [[requests[i][0], requests[i][1].max_tokens] for i in request_indices]
         prompts[-1] += [salt] if salt else []
         arguments = {**METHODS[method].make_arguments(model), **(overrides or {})}

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from engines import RUNNER, encode_corpus
-from processes import METHODS, RANK_ENVIRONMENT, EngineProcess, Server
+from feed_faults import FAULTS, lose_batches
+from feed_publisher import Publisher, make_event
+from processes import METHODS, RANK_ENVIRONMENT, EngineProcess, Server, make_requests
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -23,6 +25,9 @@ METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]].with_options(sto
 SCOPE = "ngram_npu_scope"
 TIMEOUT_S = 120
 MAX_TOKENS = 120
+# Without the penalty, the tiny model repeats itself, and requests draft from their own text.
+REPETITION_PENALTY = 1.3
+FAULT_COUNTERS = "gaps", "orphans", "dropped", "rejected"
 
 
 class Ports:
@@ -72,8 +77,7 @@ def start_server(
 def serve(
     server: Server, prompts: Sequence[list[int]], scope: str = "", salt: str = ""
 ) -> list[list[int]]:
-    # Without the penalty, the tiny model repeats itself, and requests draft from their own text.
-    extra_args: dict[str, Any] = {"repetition_penalty": 1.3}
+    extra_args: dict[str, Any] = {"repetition_penalty": REPETITION_PENALTY}
     extra_args |= {"vllm_xargs": {SCOPE: scope}} if scope else {}
     extra_args |= {"cache_salt": salt} if salt else {}
 
@@ -149,6 +153,70 @@ def test_server_drafts_text_of_another_server(model: Path, tmp_path: Path) -> No
     assert f"127.0.0.1:{own_ports.events} is this engine's own publisher" in log
     assert "store_feed is off" not in log
     assert "Traceback" not in log.partition("Shutting down")[0]
+
+
+@pytest.fixture
+def publishers() -> Iterator[list[Publisher]]:
+    """A publisher without faults, and then one for each of ``FAULTS``."""
+    publishers = [Publisher()]
+    for fault in FAULTS.values():
+        publishers.append(Publisher(answers=fault.cause is not lose_batches))
+    yield publishers
+    for publisher in publishers:
+        publisher.close()
+
+
+def has_handled_faults(server: Server, faulty: Sequence[Publisher]) -> bool:
+    """Returns whether the server has counted and logged all faults, and taken all text."""
+    metrics, log = server.read_metrics(), server.log.read_text()
+    if "ngram_npu_feed_age_seconds" not in metrics:  # before the end of the first update
+        return False
+    counters = [metrics[f"ngram_npu_feed_{name}_total"] for name in FAULT_COUNTERS]
+    states = [
+        f"feed: {publisher.address} {fault.state}" in log
+        for publisher, fault in zip(faulty, FAULTS.values(), strict=True)
+    ]
+    # One of the faulty publishers has disappeared, but there is one without faults.
+    is_connected = metrics["ngram_npu_feed_publishers"] == len(faulty)
+    return all(counters + states) and is_connected and not metrics["ngram_npu_feed_age_seconds"]
+
+
+def test_server_with_faulty_publishers_serves_equal_text(
+    model: Path, runs: Runs, tmp_path: Path, publishers: list[Publisher]
+) -> None:
+    healthy, *faulty = publishers
+    requests = make_requests(model)
+    penalties = [params.repetition_penalty for _, params in requests]
+    indices = [i for i, penalty in enumerate(penalties) if penalty == REPETITION_PENALTY][:4]
+    prompts = [requests[i][0] for i in indices]
+    listed = (publisher.address for publisher in publishers)
+    feed = ",".join(f"{address}?replay={address.replay_port}" for address in listed)
+    pool = ThreadPoolExecutor(len(faulty))
+    with start_server(model, tmp_path, feed=feed) as server, pool:
+        for publisher in publishers:
+            publisher.wait_for_subscription()
+        texts = serve(server, prompts, salt="first")
+        causes = (fault.cause for fault in FAULTS.values())
+        caused = [pool.submit(*pair) for pair in zip(causes, faulty, strict=True)]
+        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+            healthy.publish(make_event(prompt + text, name=f"{i}", keys=["fed"]))
+        deadline = time.monotonic() + TIMEOUT_S
+        while not has_handled_faults(server, faulty):
+            assert time.monotonic() < deadline, server.log.read_text()[-4000:]
+            assert serve(server, prompts) == texts
+        for future in caused:
+            future.result()
+        cold = read_tokens_per_step(server, prompts, salt="cold")
+        fed = read_tokens_per_step(server, prompts, salt="fed")
+        assert serve(server, prompts, salt="fed") == texts
+        assert fed > 1.3 * cold, (fed, cold)
+        assert server.process.poll() is None
+        log = server.log.read_text()
+    assert "store_feed is off" not in log
+    assert "Traceback" not in log
+    # Without drafts, the same requests end earlier.
+    for text, expected in zip(texts, runs("none").get_token_ids(indices), strict=True):
+        assert text[: len(expected)] == expected
 
 
 @pytest.fixture(scope="module")
