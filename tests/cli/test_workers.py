@@ -74,13 +74,14 @@ def test_killed_process_is_an_error() -> None:
 @pytest.mark.parametrize("sent_signal", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent(sent_signal: signal.Signals, no_torch: str) -> None:
     code = """
-import itertools, multiprocessing, signal, time
+import contextlib, itertools, multiprocessing, signal, time
 from ngram_npu_cli.workers import map_in_order
 signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored in background jobs
-results = map_in_order(time.sleep, itertools.chain([0, 0, 0], itertools.repeat(60)), 2)
-next(results)
-print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-next(results), next(results), next(results)
+items = itertools.chain([0, 0, 0], itertools.repeat(60))
+with contextlib.closing(map_in_order(time.sleep, items, 2)) as results:
+    next(results)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    next(results), next(results), next(results)
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
