@@ -243,6 +243,8 @@ def test_publisher_with_fault_is_counted_and_harms_no_other(
     text = make_text(1)
     healthy.publish(make_event(text[: 2 * BLOCK]))
     collector.wait_for(text[: 2 * BLOCK])
+    # A later replay would contain the batches of `cause`, and repeated batches would be expected.
+    wait_until(lambda: cause is lose_batches or faulty.num_requests == 1)
     before = feed_reader.get_counters()
 
     cause(faulty)
