@@ -115,11 +115,11 @@ class Publisher:
             if not self._replay.poll(10):
                 continue
             identity, _, first = self._replay.recv_multipart()
+            start = int.from_bytes(first, "big")
+            batches = [batch for batch in list(self.batches) if batch[0] >= start]
             self.num_requests += 1
             if not self._answers:
                 continue
-            start = int.from_bytes(first, "big")
-            batches = [batch for batch in list(self.batches) if batch[0] >= start]
             is_complete = len(batches) <= self._replay_limit
             for number, payload in batches[: self._replay_limit] + batches[-1:] * (not is_complete):
                 header = identity, b"", b"", number.to_bytes(8, "big")
