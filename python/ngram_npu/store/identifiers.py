@@ -29,14 +29,20 @@ def scope_of(name: str | int | None) -> Scope:
     if name is None:
         return Scope(0)
     if isinstance(name, str):
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return Scope(_FIRST_NAMED_SCOPE + int.from_bytes(digest, "little") % _FIRST_NAMED_SCOPE)
+        return scope_of_bytes(name.encode("utf-8", "surrogatepass"))
     if isinstance(name, bool) or not hasattr(name, "__index__"):
         raise TypeError(f"scope_of: name: expected str, int or None, got {name!r}")
     number = operator.index(name)
     if not 0 <= number < _FIRST_NAMED_SCOPE:
         raise ValueError(f"scope_of: name: expected 0 to 2**62 - 1, got {number}")
     return Scope(number)
+
+
+def scope_of_bytes(name: bytes) -> Scope:
+    """Returns a number above those that ``scope_of`` leaves to integers: 62 bits of the BLAKE2b
+    hash of a name."""
+    digest = hashlib.blake2b(name, digest_size=8).digest()
+    return Scope(_FIRST_NAMED_SCOPE + int.from_bytes(digest, "little") % _FIRST_NAMED_SCOPE)
 
 
 def tokenizer_digest(vocab: Mapping[str, int]) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
-from ngram_npu.engines.vllm.feed.texts import FedText, TextSource
+from ngram_npu.engines.vllm.feed.texts import CONTEXT_TOKENS, FedText, TextSource
 from ngram_npu.engines.vllm.options import (
     Options,
     engine_index,
@@ -47,9 +47,8 @@ TOKENS_PER_STEP = 1024
 PIECES_PER_STEP = 128
 """Maximum number of pieces per step, because a publisher may send very short blocks."""
 ROW_TOKENS = 2048
-"""Capacity of a text row. A longer text continues at the beginning of its row."""
-CONTEXT_TOKENS = 16
-"""Number of tokens that such a text repeats there: the length of a store's longest n-gram."""
+"""Capacity of a text row. A longer text continues at the beginning of its row, after its last
+``CONTEXT_TOKENS`` tokens."""
 
 Piece = tuple[int, bool, int, Int32Array]
 """Tokens for one row: row, whether another text begins in it, scope, tokens."""

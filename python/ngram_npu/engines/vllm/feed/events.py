@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from ngram_npu.engines.vllm.feed.scopes import compute_scope
-from ngram_npu.engines.vllm.feed.texts import FedText
+from ngram_npu.engines.vllm.feed.texts import CONTEXT_TOKENS, FedText
 
 MAX_EVENTS = 1 << 14
 """Maximum number of events in a batch, which has the events of one step. It limits how long one
@@ -39,8 +39,6 @@ MAX_NAME = 1024
 """Maximum length of a salt or of an adapter's name. Longer ones would take much memory."""
 MAX_OPEN_TEXTS = 1 << 12
 """Number of a publisher's texts that can be continued under their number."""
-CONTEXT_TOKENS = 16
-"""Tokens repeated at the start of a text that branches off another one: the longest n-gram."""
 TEXT_OVERHEAD = 64
 """Tokens that take as much memory as a waiting text without tokens. Texts can be short."""
 _DECODE_ERRORS = msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import operator
 
-from ngram_npu.store.identifiers import Scope, scope_of
+from ngram_npu.store.identifiers import Scope, scope_of, scope_of_bytes
 
 _FOLDED = "ngram_npu_scope:"
 """Prefix of a salt that contains a scope."""
-_NAMED_SCOPES = 1 << 62
 
 
 def fold_scope(name: str | int | None, salt: str | None) -> str | None:
@@ -56,10 +54,9 @@ def _compute_scope(adapter_name: str | None, salt: str | None) -> Scope:
             name, own_salt = json.loads(salt.removeprefix(_FOLDED))
             if own_salt is None and fold_scope(name, None) == salt:
                 return scope_of(name)
-    digest = hashlib.blake2b(digest_size=8)
+    owner = b""
     for part in (adapter_name, salt):
         raw = b"" if part is None else part.encode("utf-8", "surrogatepass")
         # With the length, two pairs cannot have the same bytes. None differs from an empty name.
-        digest.update((0 if part is None else len(raw) + 1).to_bytes(8, "little") + raw)
-    number = int.from_bytes(digest.digest(), "little") & (_NAMED_SCOPES - 1)
-    return Scope(_NAMED_SCOPES | number)
+        owner += (0 if part is None else len(raw) + 1).to_bytes(8, "little") + raw
+    return scope_of_bytes(owner)

@@ -7,6 +7,10 @@ from typing import Protocol
 
 from ngram_npu.tensors import Int32Array
 
+CONTEXT_TOKENS = 16
+"""Number of tokens that a text repeats where it branches off another one or continues in another
+place: the length of a store's longest n-gram."""
+
 
 @dataclass(frozen=True, slots=True)
 class FedText:
