@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, islice
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -21,6 +21,8 @@ Result = TypeVar("Result")
 
 _READ_AHEAD = 2
 """Number of items per process that are read before their results are needed."""
+_MANAGER_TIMEOUT_S = 5.0
+"""How long the pool may take to notice that its workers have ended."""
 
 
 def map_in_order(
@@ -79,9 +81,14 @@ def _start_workers(function: Callable[[Any], Any], jobs: int) -> Iterator[Proces
 def _stop_sending(pool: Any) -> None:
     """Ends the thread that sends items to worker processes. In older versions of Python, it waits
     forever after they have ended (https://github.com/python/cpython/issues/94777)."""
-    if pool._call_queue is not None:  # not shut down yet
-        with suppress(OSError):  # the pool may close it at the same time
-            pool._call_queue._reader.close()
+    manager = pool._executor_manager_thread
+    if manager is None:  # shut down
+        return
+    # Newer versions close the reader in this thread. Closing it here at the same time would end the
+    # thread by an error, before it has waited for the workers.
+    manager.join(_MANAGER_TIMEOUT_S)
+    if manager.is_alive():
+        pool._call_queue._reader.close()
 
 
 _function: Callable[[Any], Any]
