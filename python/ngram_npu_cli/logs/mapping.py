@@ -1,0 +1,374 @@
+"""Finds the fields of records with a mapping: a preset, or the expressions of `--map`.
+
+docs/guides/logs.md describes mappings and presets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any, NamedTuple
+
+from ngram_npu.errors import InputError, RecordError
+
+from ngram_npu_cli.logs.answers import Record, check_success, check_text, check_type, describe_type
+from ngram_npu_cli.logs.conversations import Conversation, Turn
+from ngram_npu_cli.logs.exchange import make_conversations
+from ngram_npu_cli.logs.expressions import Expression, compile_expression, decode_json, is_empty
+from ngram_npu_cli.logs.files import Batch, parse_batch
+from ngram_npu_cli.logs.presets import PRESETS, is_message
+
+FIELDS = (
+    *("prompt", "messages", "answer", "system", "tools", "content", "role", "turns"),
+    *("conversation", "time", "id", "records", "keep"),
+)
+"""The fields of a mapping. `prompt` is another name of `messages`."""
+
+_CONTENT_FIELDS = ("messages", "answer", "system", "tools", "scope")
+_ENVELOPES = (
+    *("data", "body", "payload", "event", "log", "message", "value", "json", "record", "item"),
+    *("_source", "hits", "result", "results"),
+)
+"""Keys of objects that may contain a record."""
+_CALL_KEYS = {
+    *("request", "response", "responses", "choices", "completion", "input", "output", "prompt"),
+    *("messages", "conversations", "tools", "turns"),
+}
+"""Keys of records that are calls themselves. Objects in them are not read as records."""
+_MAX_DEPTH = 6
+_QUESTION = "(prompt|question|query|input|instruction|request|user|message)(?!.*id$)"
+_ANSWER = "(answer|output|response|completion|reply|assistant|generat|result|target)(?!.*id$)"
+
+
+class OtherKindError(RecordError):
+    """A record is not a call of a model, such as a span of another kind in a trace."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record that is a part of the conversation `key`, with the values of the mapping's fields.
+
+    `time` orders the rows of a conversation. Without it, they have the order of the file.
+    """
+
+    key: str
+    time: Any
+    where: str
+    fields: Mapping[str, Any]
+
+
+Item = Conversation | Row | InputError
+"""A conversation, a part of a conversation, or the error of a record that is neither."""
+
+
+class FieldMapping(NamedTuple):
+    """The expressions of a preset, or of `--map`, which has no name."""
+
+    name: str
+    expressions: Mapping[str, Expression]
+
+    def evaluate(self, field: str, record: Any) -> Any:
+        return self.expressions[field](record) if field in self.expressions else None
+
+
+@cache
+def parse_map(text: str | None) -> FieldMapping | None:
+    """Returns the mapping of the option `map`; None if it is None.
+
+    Raises:
+        InputError: It is neither a preset nor a list of fields and expressions.
+    """
+    if text is None:
+        return None
+    if text in PRESETS:
+        return get_preset(text)
+    texts: dict[str, str] = {}
+    for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
+        name, _, expression = (word.strip() for word in part.partition("="))
+        if not expression or name not in FIELDS or name in texts:
+            raise InputError(
+                f"map: expected a preset ({', '.join(PRESETS)}) or FIELD=EXPRESSION, ... with the "
+                f'fields {", ".join(FIELDS)}, each once, got "{part}"'
+            )
+        texts[name] = expression
+    if "prompt" in texts:
+        texts["messages"] = texts.pop("prompt")
+    if "role" in texts:
+        texts["content"] = f"{{role: {texts.pop('role')}, content: {texts.get('content', '@')}}}"
+    if not {"messages", "content", "turns"} & texts.keys():
+        raise InputError(f'map: expected one of "prompt", "messages" and "content", got "{text}"')
+    return FieldMapping("", {name: compile_expression(texts[name]) for name in texts})
+
+
+@cache
+def get_preset(name: str) -> FieldMapping:
+    texts = PRESETS[name]
+    return FieldMapping(name, {f: compile_expression(texts[f]) for f in texts if f != "keys"})
+
+
+@cache
+def _list_candidates(keys: tuple[str, ...]) -> list[tuple[FieldMapping, list[list[str]]]]:
+    """Returns the presets that a record with these keys may have, each with groups of keys of which
+    only the first may have a value."""
+    candidates = []
+    for name, preset in PRESETS.items():
+        groups = [re.split(r"[|^]", group) for group in preset["keys"].split() if group[0] != "-"]
+        if not all(any(key in keys for key in group) for group in groups):
+            continue
+        conflicts = [group.split("^") for group in preset["keys"].split() if "^" in group]
+        conflicts += [["", g[1:]] for g in preset["keys"].split() if g[0] == "-"]
+        present = [[key for key in group if key in keys or not key] for group in conflicts]
+        candidates.append((get_preset(name), [group for group in present if len(group) > 1]))
+    return candidates
+
+
+def find_preset(record: Record) -> FieldMapping | None:
+    """Returns the first preset that reads a record without ambiguity."""
+    for preset, conflicts in _list_candidates(tuple(record)):
+        if all(sum(not k or not is_empty(record[k]) for k in group) < 2 for group in conflicts):
+            return preset
+    return None
+
+
+def convert_batch(
+    batch: Batch, map_text: str | None = None, scope_field: str | None = None
+) -> Iterator[Item]:
+    """Yields the items of a part of a file.
+
+    Args:
+        map_text: The option `map`; None: the first preset that matches each record.
+        scope_field: Expression for the conversation's scope.
+    """
+    reader = _RecordReader(parse_map(map_text), scope_field)
+    for number, location, data in parse_batch(batch):
+        if isinstance(data, InputError):
+            yield data
+        else:
+            yield from reader.read(data, location, str(number))
+
+
+@dataclass(frozen=True)
+class _RecordReader:
+    """Reads records with a mapping, or with presets."""
+
+    mapping: FieldMapping | None
+    scope_field: str | None
+
+    def read(self, data: Any, location: str, number: str, depth: int = 0) -> Iterator[Item]:
+        """Yields the items of one record; `number` is its id if it has none."""
+        data = decode_json(data)
+        if isinstance(data, list) and data and is_message(data[0]):
+            data = {"messages": data}
+        if not isinstance(data, dict):
+            yield InputError(f"{location}: expected an object, got {describe_type(data)}")
+            return
+        mapping = self._select_mapping(data)
+        if mapping is None:
+            yield from self._read_nested(data, location, number, depth)
+            return
+        try:
+            yield from self._read_fields(data, mapping, location, number)
+        except RecursionError:
+            yield InputError(f"{location}: nested too deeply to be read")
+        except InputError as error:
+            note = f"; read as {mapping.name}" if mapping.name else ""
+            yield _locate(error, location, note)
+
+    def _select_mapping(self, data: Record) -> FieldMapping | None:
+        if self.mapping is None or self.mapping.name:
+            preset = find_preset(data)
+            return preset if self.mapping in (None, preset) else None
+        fields = ("messages", "content", "turns", "records")
+        has_value = any(self.mapping.evaluate(field, data) is not None for field in fields)
+        return self.mapping if has_value else None
+
+    def _read_nested(self, data: Record, location: str, number: str, depth: int) -> Iterator[Item]:
+        """Yields the items of the records in a record that is none itself. If none of them is read,
+        yields only one error."""
+        nested = _list_nested(data) if depth < _MAX_DEPTH else []
+        errors: list[InputError] | None = []
+        for key, value in nested:
+            for item in self.read(value, f"{location}.{key}", f"{number}.{key}", depth + 1):
+                if errors is not None and isinstance(item, InputError):
+                    errors.append(item)
+                    continue
+                yield from errors or ()
+                errors = None
+                yield item
+        if errors and len({key.partition("[")[0] for key, _ in nested}) == 1:
+            yield errors[0]
+        elif errors is not None:
+            yield InputError(f"{location}: {_describe_unknown(data, self.mapping)}")
+
+    def _read_fields(
+        self, data: Record, mapping: FieldMapping, location: str, number: str
+    ) -> Iterator[Item]:
+        if "records" not in mapping.expressions:
+            yield from self._read_one(data, mapping, location, number)
+            return
+        records = check_type(mapping.evaluate("records", data), list, f"{location}: records")
+        for i, record in enumerate(records):
+            where = location if len(records) == 1 else f"{location}[{i}]"
+            try:
+                yield from self._read_one(record, mapping, where, number)
+            except InputError as error:
+                yield _locate(error, where)
+
+    def _read_one(
+        self, record: Any, mapping: FieldMapping, location: str, number: str
+    ) -> Iterator[Item]:
+        expressions = mapping.expressions
+        if "keep" in expressions and is_empty(expressions["keep"](record)):
+            raise OtherKindError(f"{location}: not a call of a model")
+        if "answer" in expressions and isinstance(record, dict):
+            check_success(record, location)
+            if record.get("error"):
+                reason = json.dumps(record["error"], default=str)
+                raise RecordError(f"{location}: the request failed: {reason:.100}")
+        fields = {field: expression(record) for field, expression in expressions.items()}
+        if self.scope_field is not None:
+            value = compile_expression(self.scope_field)(record)
+            fields["scope"] = _check_scope(value, f'{location}: scope field "{self.scope_field}"')
+        if not is_empty(fields.get("conversation")):
+            key = json.dumps(fields["conversation"], default=str)
+            yield Row(key, fields.get("time"), location, fields)
+        elif "conversation" in fields:
+            raise RecordError(f"{location}: the row has no conversation")
+        else:
+            fields.setdefault("id", _get_default_id(record))
+            yield from make_conversations(fields, location, number)
+
+
+_get_default_id = compile_expression("id || conversation_id || custom_id || request_id")
+
+
+def _locate(error: InputError, location: str, note: str = "") -> InputError:
+    """Returns an error whose message begins with the location."""
+    return type(error)(f"{location}: {str(error).removeprefix(f'{location}: ')}{note}")
+
+
+def _list_nested(record: Record) -> list[tuple[str, Any]]:
+    """Returns key and value of the objects in lists of a record, and of its envelopes."""
+    nested: list[tuple[str, Any]] = []
+    for key, encoded in () if _CALL_KEYS & record.keys() else record.items():
+        value = decode_json(encoded)
+        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            nested += [(f"{key}[{i}]", v) for i, v in enumerate(value) if not is_message(value[0])]
+        elif isinstance(value, dict) and key in _ENVELOPES:
+            nested.append((key, value))
+    return nested
+
+
+def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
+    """Describes the keys of a record that no preset reads, and a mapping to complete."""
+    paths: list[str] = []
+    for key, encoded in record.items():
+        value = decode_json(encoded)
+        inner = list(value)[:8] if isinstance(value, dict) else []
+        names = [f"{key}.{name}" for name in inner] or [str(key)]
+        paths += [p if re.fullmatch(r"\w+(\.\w+)*", p) else json.dumps(p) for p in names]
+    keys = ", ".join(paths[:16]) or "none"
+    if mapping is not None and not mapping.name:
+        return f"the expressions of --map select nothing; the record has the keys {keys}"
+    if {"role", "content"} <= record.keys():
+        example = "role=role, content=content, conversation=KEY, time=KEY"
+    else:
+        guesses = [
+            next((path for path in paths if re.search(pattern, path, re.IGNORECASE)), "KEY")
+            for pattern in (_QUESTION, _ANSWER)
+        ]
+        example = "prompt={}, answer={}".format(*guesses)
+    tried = ", ".join(PRESETS) if mapping is None else mapping.name
+    return f"no preset reads the keys {keys}; complete --map '{example}' (tried: {tried})"
+
+
+def _check_scope(value: Any, location: str) -> str | int:
+    """Returns the scope of a record. A record without a scope is an error: with a default scope,
+    its text would be shared with all requests of that scope."""
+    if isinstance(value, str):
+        return check_text(value, location)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62:
+        return value
+    raise InputError(
+        f"{location}: expected a string or an integer below 2**62, got {describe_type(value)}"
+    )
+
+
+# Rows that are parts of a conversation
+
+
+def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, Item]]:
+    """Yields the conversations of rows, or an error, each with its number of rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.key, []).append(row)
+    for key, group in groups.items():
+        where = group[0].where
+        try:
+            for conversation in _join_rows(_sort_rows(group), key, where):
+                yield len(group), conversation
+        except InputError as error:
+            yield len(group), _locate(error, where)
+
+
+def _sort_rows(rows: list[Row]) -> list[Row]:
+    """Returns the rows of a conversation in the order of time, or unchanged without a time."""
+    num_missing = sum(row.time in (None, "") for row in rows)
+    if num_missing == len(rows):
+        return rows
+    if num_missing:
+        raise RecordError("some rows of the conversation have a time and some have none")
+    times = [_parse_time(row.time) for row in rows]
+    # Rows of equal times have the order of the file, which may be that of decreasing times.
+    step = -1 if times == sorted(times, reverse=True) else 1
+    order = sorted(range(len(rows))[::step], key=times.__getitem__)
+    return [rows[i] for i in order]
+
+
+def _parse_time(value: Any) -> float:
+    """Returns a number that orders ISO 8601 texts, numbers, and texts of numbers."""
+    if isinstance(value, str):
+        text = re.sub(r"(\.\d{6})\d+", r"\1", value.strip().replace(" UTC", "Z"))
+        try:
+            return float(text)
+        except ValueError:
+            try:
+                value = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+            except ValueError as error:
+                raise RecordError("the time is neither a number nor ISO 8601") from error
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise RecordError(f"the time must be a number or a string, got {describe_type(value)}")
+    return value
+
+
+def _join_rows(rows: list[Row], key: str, where: str) -> Iterator[Conversation]:
+    """Yields the conversation of rows: of messages, of whole turns, or of request and answer."""
+    if all(
+        not (is_empty(r.fields.get("messages")) or is_empty(r.fields.get("answer"))) for r in rows
+    ):
+        turns: tuple[Turn, ...] = ()
+        for row in rows:
+            (conversation,) = make_conversations(row.fields, row.where, key)
+            turns += conversation.turns
+        yield Conversation(key, turns, where, rows[0].fields.get("scope"))
+        return
+    contents = [r.fields["content"] for r in rows if not is_empty(r.fields.get("content"))]
+    fields: dict[str, Any] = {"messages": contents} if contents else {}
+    for row in rows:
+        for name, value in row.fields.items():
+            if name not in _CONTENT_FIELDS or is_empty(value):
+                continue
+            if fields.setdefault(name, value) != value:
+                raise RecordError(f'two rows of the conversation have "{name}"')
+    if not contents and not {"messages", "answer"} <= fields.keys():
+        missing = "answer" if "messages" in fields else "request"
+        raise RecordError(
+            f"no {missing} for this id; read both files as one: cat FILE FILE | ngram-npu ..."
+        )
+    yield from make_conversations(fields, where, key)
