@@ -279,7 +279,7 @@ def parse_message(data: Any, location: str) -> Message:
 
 def parse_answers(response: object, location: str) -> list[Answer]:
     """Returns the answers of a response that are not empty, ordered by number; at least one."""
-    if isinstance(response, str) and response and not _may_be_encoded(response):
+    if isinstance(response, str) and not _may_be_encoded(response):
         return [Answer([check_text(response, location)])]
     chunks = list(_split_chunks(response, location))
     answers: defaultdict[int, Answer] = defaultdict(Answer)

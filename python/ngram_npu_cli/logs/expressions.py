@@ -17,7 +17,9 @@ from ngram_npu.errors import InputError, RecordError, import_optional, to_one_li
 Expression = Callable[[Any], Any]
 
 _KEY_PATH = re.compile(r"@|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_EVENT_ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_NAME_KEYS = ("eventName", "event_name", "name")
+_ID_KEYS = ("spanId", "span_id", "spanID", "traceId", "trace_id")
+_TIME_KEYS = ("timeUnixNano", "time_unix_nano", "observedTimeUnixNano", "timestamp", "time")
 
 
 def decode_json(value: Any) -> Any:
@@ -116,58 +118,38 @@ def list_thread(nodes: Any, last: Any) -> list[Any] | None:
     return messages or None
 
 
-def read_event(record: Any) -> dict[str, Any]:
-    """Returns a log record of OpenTelemetry that is one message or one call of a model."""
-    attributes = unflatten(record.get("attributes"))
-    event = attributes.get("event")
-    names = [record.get(key) for key in ("eventName", "event_name", "name")]
-    names.append(event.get("name") if isinstance(event, dict) else None)
-    name = next((n for n in names if isinstance(n, str) and n.startswith("gen_ai.")), None)
-    body = unwrap_value(decode_json(record.get("body")))
-    span = record.get("spanId") or record.get("span_id")
-    times = ("timeUnixNano", "time_unix_nano", "observedTimeUnixNano", "timestamp", "time")
-    result: dict[str, Any] = {
-        "name": name,
-        "conversation": span or record.get("traceId") or record.get("trace_id"),
-        "time": next((record[key] for key in times if record.get(key)), None),
-    }
-    if name is None:
-        return result
-    message = body if isinstance(body, dict) else attributes
-    return result | _read_message(name, message) | _read_attributes(attributes)
-
-
 def read_span(span: Any) -> dict[str, Any]:
-    """Returns the call that a span of OpenTelemetry records in its attributes and its events."""
+    """Returns the call of a model that a span of OpenTelemetry records in its attributes and its
+    events, or the part of a call that a log record of OpenTelemetry is."""
     attributes = unflatten(span.get("attributes") or span.get("tags"))
+    events = check_list(decode_json(span.get("events") or span.get("logs")) or [])
+    if "body" in span:
+        body = unwrap_value(decode_json(span["body"]))
+        name = next((span[key] for key in _NAME_KEYS if span.get(key)), None)
+        event = attributes.get("event")
+        name = event.get("name") if name is None and isinstance(event, dict) else name
+        fields = body if isinstance(body, dict) else span.get("attributes")
+        events = [{"name": name, "attributes": fields}]
     messages: list[Any] = []
     choices: list[Any] = []
-    for event in check_list(decode_json(span.get("events") or span.get("logs")) or []):
+    for event in events:
         fields = unflatten(event.get("attributes") or event.get("fields"))
-        message = _read_message(str(event.get("name") or fields.get("event")), fields)
-        messages += [message["message"]] if "message" in message else []
-        choices += message["answer"]["choices"] if "answer" in message else []
-        gen_ai = fields.get("gen_ai")
-        if isinstance(gen_ai, dict):
-            attributes["gen_ai"] = {**(attributes.get("gen_ai") or {}), **gen_ai}
-    result = _read_attributes(attributes)
-    if messages:
-        result["messages"] = messages
-    if choices:
-        result["answer"] = {"choices": choices}
-    return {"id": span.get("spanId") or span.get("span_id"), **result}
-
-
-def _read_message(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the message, or the answer with a choice, of an event for one message."""
-    kind = name.removeprefix("gen_ai.").partition(".")
-    if name == "gen_ai.choice":
-        message = decode_json(fields.get("message"))
-        message = {"role": "assistant", **(message if isinstance(message, dict) else fields)}
-        return {"answer": {"choices": [{"index": fields.get("index"), "message": message}]}}
-    if name.startswith("gen_ai.") and kind[2] == "message" and kind[0] in _EVENT_ROLES:
-        return {"message": {**fields, "role": _EVENT_ROLES[kind[0]]}}
-    return {}
+        _, _, kind = str(event.get("name") or fields.get("event")).partition("gen_ai.")
+        if kind == "choice":
+            message = decode_json(fields.get("message"))
+            message = {"role": "assistant", **(message if isinstance(message, dict) else fields)}
+            choices.append({"index": fields.get("index"), "message": message})
+        elif kind.endswith(".message"):
+            messages.append({**fields, "role": kind.removesuffix(".message")})
+        elif isinstance(fields.get("gen_ai"), dict):
+            attributes["gen_ai"] = {**(attributes.get("gen_ai") or {}), **fields["gen_ai"]}
+    call = {"messages": messages, "answer": {"choices": choices} if choices else None}
+    return {
+        **_read_attributes(attributes),
+        **{key: value for key, value in call.items() if value},
+        "id": next((span[key] for key in _ID_KEYS if span.get(key)), None),
+        "time": next((span[key] for key in _TIME_KEYS if span.get(key)), None),
+    }
 
 
 def _read_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,7 +232,6 @@ def _make_lists(value: Any) -> Any:
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "json": (decode_json, 1),
     "span": (read_span, 1),
-    "event": (read_event, 1),
     "thread": (list_thread, 2),
 }
 """By name in expressions, a function and its number of arguments."""

@@ -82,47 +82,39 @@ def parse_map(text: str | None) -> FieldMapping | None:
     Raises:
         InputError: It is neither a preset nor a list of fields and expressions.
     """
+    name, text = (text, PRESETS[text][1]) if text in PRESETS else ("", text)
     if text is None:
         return None
-    if text in PRESETS:
-        return get_preset(text)
     texts: dict[str, str] = {}
     for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
-        name, _, expression = (word.strip() for word in part.partition("="))
-        if not expression or name not in FIELDS or name in texts:
+        field, _, expression = (word.strip() for word in part.partition("="))
+        if not expression or field not in FIELDS or field in texts:
             raise InputError(
                 f"map: expected a preset ({', '.join(PRESETS)}) or FIELD=EXPRESSION, ... with the "
                 f'fields {", ".join(FIELDS)}, each once, got "{part}"'
             )
-        texts[name] = expression
+        texts[field] = expression
     if "prompt" in texts:
         texts["messages"] = texts.pop("prompt")
     if "role" in texts:
         texts["content"] = f"{{role: {texts.pop('role')}, content: {texts.get('content', '@')}}}"
-    if not {"messages", "content", "turns"} & texts.keys():
+    if not name and not {"messages", "content", "turns"} & texts.keys():
         raise InputError(f'map: expected one of "prompt", "messages" and "content", got "{text}"')
-    return FieldMapping("", {name: compile_expression(texts[name]) for name in texts})
+    return FieldMapping(name, {field: compile_expression(texts[field]) for field in texts})
 
 
 @cache
-def get_preset(name: str) -> FieldMapping:
-    texts = PRESETS[name]
-    return FieldMapping(name, {f: compile_expression(texts[f]) for f in texts if f != "keys"})
-
-
-@cache
-def _list_candidates(keys: tuple[str, ...]) -> list[tuple[FieldMapping, list[list[str]]]]:
+def _list_candidates(record_keys: tuple[str, ...]) -> list[tuple[FieldMapping, list[list[str]]]]:
     """Returns the presets that a record with these keys may have, each with groups of keys of which
-    only the first may have a value."""
+    only one may have a value. In the group of a key that must have none, "" stands for a value."""
     candidates = []
-    for name, preset in PRESETS.items():
-        groups = [re.split(r"[|^]", group) for group in preset["keys"].split() if group[0] != "-"]
-        if not all(any(key in keys for key in group) for group in groups):
-            continue
-        conflicts = [group.split("^") for group in preset["keys"].split() if "^" in group]
-        conflicts += [["", g[1:]] for g in preset["keys"].split() if g[0] == "-"]
-        present = [[key for key in group if key in keys or not key] for group in conflicts]
-        candidates.append((get_preset(name), [group for group in present if len(group) > 1]))
+    for name, (keys, _) in PRESETS.items():
+        required = [re.split(r"[|^]", group) for group in keys.split() if group[0] != "-"]
+        conflicts = [["", g[1:]] if g[0] == "-" else g.split("^") for g in keys.split()]
+        present = [[key for key in group if key in ("", *record_keys)] for group in conflicts]
+        mapping = parse_map(name)
+        if mapping and all(set(group) & {*record_keys} for group in required):
+            candidates.append((mapping, [group for group in present if len(group) > 1]))
     return candidates
 
 
@@ -362,7 +354,7 @@ def _join_rows(rows: list[Row], key: str, where: str) -> Iterator[Conversation]:
     fields: dict[str, Any] = {"messages": contents} if contents else {}
     for row in rows:
         for name, value in row.fields.items():
-            if name not in _CONTENT_FIELDS or is_empty(value):
+            if name not in _CONTENT_FIELDS or is_empty(value) or (contents and name == "messages"):
                 continue
             if fields.setdefault(name, value) != value:
                 raise RecordError(f'two rows of the conversation have "{name}"')

@@ -1,163 +1,104 @@
-"""Defines the formats of logs as tables of JMESPath expressions.
+"""Defines the formats of logs as tables of JMESPath expressions, and the names that they use.
 
-Each preset has the fields of `--map`, which docs/guides/logs.md describes, and `keys`, which a
-record must have: `a|b` is at least one of them, `a^b` one of them that is not empty, and `-a` none.
-`records` selects nested records, and `keep` those that are calls of a model.
+A preset has the keys of its records and a mapping as in `--map`, which docs/guides/logs.md
+describes. Of the keys, `a|b` requires at least one, `a^b` one of them that is not empty, and `-a`
+that there is none.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-_ANSWER = "response || completion || output"
-_SYSTEM = "system || instructions"
-_SENDER = "role|sender|from|author|speaker"
-_CONTENT = "content|text|value|message|parts"
-_CONVERSATION = (
-    "conversation_id|conversationId|thread_id|threadId|session_id|sessionId|chat_id|dialog_id"
-)
-_TURN = "turn|turn_index|turn_id|message_index|message_idx|index|idx|seq|sequence|position|step"
-_TIME = (
+_ANSWER = "answer=response || completion || output"
+_CONTEXT = "system=system || instructions || system_prompt, tools=tools"
+_CHAT = "conversation_id|conversationId|thread_id|threadId|session_id|sessionId|chat_id|dialog_id"
+_ORDER = (
+    "turn|turn_index|turn_id|message_index|message_idx|index|idx|seq|sequence|position|step|"
     "timestamp|created_at|createdAt|create_time|created|time|date|datetime|ts|start_time|startTime"
 )
 _QUESTION = "prompt^question^query^input^instruction^user^human"
 _REPLY = "completion^response^output^answer^reply^assistant^generated_text^target"
+_TRACE = "traceId|trace_id|sessionId|session_id|startTime|start_time|projectId|project_id"
+_SPAN = "traceId|trace_id|traceID|spanId|span_id|spanID|context"
+_SPAN_FIELDS = (
+    "records=[span(@)], keep=messages || answer, messages=messages, answer=answer, tools=tools, "
+    "system=system, id=id"
+)
 
-PRESETS: dict[str, dict[str, str]] = {
-    "turns": {"keys": "turns", "turns": "turns"},
-    "token-ids": {"keys": "prompt_token_ids completion_token_ids", "turns": "@"},
-    "bedrock": {
-        "keys": "modelId input output",
-        "messages": "input.inputBodyJson",
-        "answer": "json(output.outputBodyJson)",
-        "id": "requestId",
-    },
-    "anthropic-batch": {
-        "keys": "custom_id params result",
-        "messages": "params",
-        "answer": "result.message || result",
-    },
-    "anthropic-batch-requests": {
-        "keys": "custom_id params",
-        "messages": "params",
-        "conversation": "custom_id",
-    },
-    "anthropic-batch-results": {
-        "keys": "custom_id result",
-        "answer": "result.message || result",
-        "conversation": "custom_id",
-    },
-    "openai-batch": {"keys": "custom_id body response", "messages": "body", "answer": "response"},
-    "openai-batch-requests": {
-        "keys": "custom_id body",
-        "messages": "body",
-        "conversation": "custom_id",
-    },
-    "openai-batch-responses": {
-        "keys": "custom_id response -request -messages -prompt",
-        "answer": "response",
-        "conversation": "custom_id",
-    },
-    "litellm": {
-        "keys": "call_type messages|proxy_server_request response",
-        "messages": "messages || proxy_server_request.body || proxy_server_request",
-        "answer": "response",
-        "tools": "proxy_server_request.body.tools || proxy_server_request.tools || "
-        "model_parameters.tools",
-        "id": "request_id || id",
-    },
-    "openai-response": {
-        "keys": "choices messages|prompt|request|object",
-        "messages": "request || @",
-        "answer": "@",
-    },
-    "request-response": {
-        "keys": "request response|completion|output",
-        "messages": "request",
-        "answer": _ANSWER,
-    },
-    "messages-response": {
-        "keys": "messages response|completion|output",
-        "messages": "@",
-        "answer": _ANSWER,
-    },
-    "langsmith": {
-        "keys": "inputs outputs",
-        "records": "child_runs[?run_type=='llm'] || [@]",
-        "keep": "!run_type || run_type == 'llm'",
-        "messages": "inputs",
-        "answer": "json(outputs)",
-        "tools": "extra.invocation_params.tools",
-    },
-    "langfuse": {
-        "keys": "input output traceId|trace_id|sessionId|session_id|observations|startTime|"
-        "start_time|projectId|project_id",
-        "records": "observations[?type=='GENERATION'] || [@]",
-        "keep": "!type || type == 'GENERATION'",
-        "messages": "input",
-        "answer": "output",
-    },
-    "opentelemetry-event": {
-        "keys": "body traceId|trace_id|spanId|span_id",
-        "records": "[event(@)]",
-        "keep": "name",
-        "messages": "messages",
-        "content": "message",
-        "answer": "answer",
-        "tools": "tools",
-        "system": "system",
-        "conversation": "conversation",
-        "time": "time",
-    },
-    "opentelemetry": {
-        "keys": "attributes|tags traceId|trace_id|traceID|spanId|span_id|spanID|context",
-        "records": "[span(@)]",
-        "keep": "messages || answer",
-        "messages": "messages",
-        "answer": "answer",
-        "tools": "tools",
-        "system": "system",
-        "id": "id",
-    },
-    "rows": {
-        "keys": f"{_SENDER} {_CONTENT} {_CONVERSATION}",
-        "content": "@",
-        "conversation": _CONVERSATION.replace("|", " || "),
-        "time": f"{_TURN}|{_TIME}".replace("|", " || "),
-    },
-    "open-webui": {
-        "keys": "chat",
-        "messages": "chat.messages || thread(chat.history.messages, chat.history.currentId)",
-        "system": "chat.system || chat.params.system",
-    },
-    "chatgpt": {"keys": "mapping current_node", "messages": "thread(mapping, current_node)"},
-    "messages": {
-        "keys": "messages|conversation|chat_messages",
-        "messages": "messages || conversation || chat_messages",
-        "system": _SYSTEM,
-        "tools": "tools",
-    },
-    "sharegpt": {
-        "keys": "conversations",
-        "messages": "conversations",
-        "system": _SYSTEM,
-        "tools": "tools",
-    },
-    "instruction": {
-        "keys": "instruction input output^response -history",
-        "messages": "join('\\n', [instruction, input][?@])",
-        "answer": "output || response",
-        "system": "system",
-    },
-    "pairs": {
-        "keys": f"{_QUESTION} {_REPLY} -context -history -documents",
-        "messages": _QUESTION.replace("^", " || "),
-        "answer": _REPLY.replace("^", " || "),
-        "system": f"{_SYSTEM} || system_prompt",
-        "tools": "tools",
-    },
+PRESETS: dict[str, tuple[str, str]] = {
+    "turns": ("turns", "turns=turns"),
+    "token-ids": ("prompt_token_ids completion_token_ids", "turns=@"),
+    "bedrock": (
+        "modelId input output",
+        "messages=input.inputBodyJson, answer=json(output.outputBodyJson), id=requestId",
+    ),
+    "anthropic-batch": (
+        "custom_id params result",
+        "messages=params, answer=result.message || result",
+    ),
+    "anthropic-batch-requests": ("custom_id params", "messages=params, conversation=custom_id"),
+    "anthropic-batch-results": (
+        "custom_id result",
+        "answer=result.message || result, conversation=custom_id",
+    ),
+    "openai-batch": ("custom_id body response", "messages=body, answer=response"),
+    "openai-batch-requests": ("custom_id body", "messages=body, conversation=custom_id"),
+    "openai-batch-responses": (
+        "custom_id response -request -messages -prompt",
+        "answer=response, conversation=custom_id",
+    ),
+    "litellm": (
+        "call_type messages|proxy_server_request response",
+        "messages=messages || proxy_server_request.body || proxy_server_request, answer=response, "
+        "tools=proxy_server_request.body.tools || proxy_server_request.tools || "
+        "model_parameters.tools, id=request_id || id",
+    ),
+    "openai-response": (
+        "choices messages|prompt|request|object",
+        "messages=request || @, answer=@",
+    ),
+    "request-response": ("request response|completion|output", f"messages=request, {_ANSWER}"),
+    "messages-response": ("messages response|completion|output", f"messages=@, {_ANSWER}"),
+    "langsmith": (
+        "inputs outputs",
+        "records=child_runs[?run_type=='llm'] || [@], keep=!run_type || run_type == 'llm', "
+        "messages=inputs, answer=json(outputs), tools=extra.invocation_params.tools",
+    ),
+    "langfuse": (
+        f"input output observations|{_TRACE}",
+        "records=observations[?type=='GENERATION'] || [@], keep=!type || type == 'GENERATION', "
+        "messages=input, answer=output",
+    ),
+    "opentelemetry-event": (
+        f"body {_SPAN}",
+        f"{_SPAN_FIELDS}, content=messages[0], conversation=id, time=time",
+    ),
+    "opentelemetry": (f"attributes|tags {_SPAN}", _SPAN_FIELDS),
+    "rows": (
+        f"role|sender|from|author|speaker content|text|value|message|parts {_CHAT}",
+        f"content=@, conversation={_CHAT}, time={_ORDER}".replace("|", " || "),
+    ),
+    "open-webui": (
+        "chat",
+        "messages=chat.messages || thread(chat.history.messages, chat.history.currentId), "
+        "system=chat.system || chat.params.system",
+    ),
+    "chatgpt": ("mapping current_node", "messages=thread(mapping, current_node)"),
+    "messages": (
+        "messages|conversation|chat_messages",
+        f"messages=messages || conversation || chat_messages, {_CONTEXT}",
+    ),
+    "sharegpt": ("conversations", f"messages=conversations, {_CONTEXT}"),
+    "instruction": (
+        "instruction input output^response -history",
+        f"messages=join('\\n', [instruction, input][?@]), {_ANSWER}, {_CONTEXT}",
+    ),
+    "pairs": (
+        f"{_QUESTION} {_REPLY} -context -history -documents",
+        f"messages={_QUESTION}, answer={_REPLY}, {_CONTEXT}".replace("^", " || "),
+    ),
 }
-"""Presets by name. A record is read with the first preset that matches."""
+"""Keys and mapping of presets by name. A record is read with the first preset that matches."""
 
 RESPONSES = {
     "candidates": "candidates[].{index: index, message: content}",

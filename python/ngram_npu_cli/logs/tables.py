@@ -51,7 +51,7 @@ def _drop_empty(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _list_columns() -> set[str]:
     """Returns the columns by which CSV without its suffix is recognized."""
-    return {key for preset in PRESETS.values() for key in re.findall(r"\w+", preset["keys"])}
+    return {key for preset in PRESETS.values() for key in re.findall(r"\w+", preset[0])}
 
 
 def _read_csv(

@@ -182,11 +182,11 @@ def test_document_may_be_longer_than_the_limit_of_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
 ) -> None:
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
-    records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(1, 201)]
+    records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(200)]
     path = tmp_path / "traffic.json"
     path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
     conversations = read_conversations(path)
-    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(1, 201)]
+    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(200)]
     monkeypatch.setattr(files_module, "_MAX_DOCUMENT_MIB", 2)
     with pytest.raises(InputError, match="longer than 2 MiB; write one record per line"):
         read_conversations(path)
