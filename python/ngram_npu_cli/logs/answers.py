@@ -250,6 +250,8 @@ def _unwrap_part(part: Record) -> Record:
 def normalize_message(item: Record) -> Record:
     """Returns a message of ShareGPT, LangChain, OpenInference and other formats with the keys of
     OpenAI's."""
+    if len(item) == 1 and (name := next(iter(item))) in ROLES:  # {"user": "Hi"}
+        return {"role": ROLES[name], "content": item[name]}
     if item.get("role") in _OPENAI_ROLES and isinstance(item.get("content"), (str, list)):
         return item
     for key in ("kwargs", "data", "message"):

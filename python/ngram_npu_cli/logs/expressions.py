@@ -18,7 +18,7 @@ Expression = Callable[[Any], Any]
 
 _KEY_PATH = re.compile(r"@|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _NAME_KEYS = ("eventName", "event_name", "name")
-_ID_KEYS = ("spanId", "span_id", "spanID", "traceId", "trace_id")
+_ID_KEYS = ("spanId", "span_id", "spanID", "SpanId", "traceId", "trace_id", "TraceId")
 _TIME_KEYS = ("timeUnixNano", "time_unix_nano", "observedTimeUnixNano", "timestamp", "time")
 
 
@@ -121,7 +121,7 @@ def list_thread(nodes: Any, last: Any) -> list[Any] | None:
 def read_span(span: Any) -> dict[str, Any]:
     """Returns the call of a model that a span of OpenTelemetry records in its attributes and its
     events, or the part of a call that a log record of OpenTelemetry is."""
-    attributes = unflatten(span.get("attributes") or span.get("tags"))
+    attributes = unflatten(span.get("attributes") or span.get("tags") or span.get("SpanAttributes"))
     events = check_list(decode_json(span.get("events") or span.get("logs")) or [])
     if "body" in span:
         body = unwrap_value(decode_json(span["body"]))
@@ -159,8 +159,12 @@ def _read_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     def get(*paths: str) -> Any:
         return decode_json(_get_first([path.split(".") for path in paths], attributes))
 
-    messages = get("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages")
-    answers = get("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages")
+    messages = get(
+        "gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages"
+    )
+    answers = get(
+        "gen_ai.output.messages", "gen_ai.completion", "llm.output_messages", "ai.response.text"
+    )
     if isinstance(answers, list):
         answers = {"choices": [{"message": answer} for answer in answers]}
     result = {

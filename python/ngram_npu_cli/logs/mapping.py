@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import InputError, RecordError
@@ -30,10 +30,10 @@ FIELDS = (
 
 _CONTENT_FIELDS = ("messages", "answer", "system", "tools", "scope")
 _ENVELOPES = (
-    *("data", "body", "payload", "event", "log", "message", "value", "json", "record", "item"),
-    *("_source", "hits", "result", "results"),
+    *("data", "body", "payload", "event", "log", "message", "@message", "value", "json", "record"),
+    *("item", "_source", "hits", "result", "results"),
 )
-"""Keys of objects that may contain a record."""
+"""Keys of objects that may contain a record. So may an object that is the only one."""
 _CALL_KEYS = {
     *("request", "response", "responses", "choices", "completion", "input", "output", "prompt"),
     *("messages", "conversations", "tools", "turns"),
@@ -103,7 +103,7 @@ def parse_map(text: str | None) -> FieldMapping | None:
     return FieldMapping(name, {field: compile_expression(texts[field]) for field in texts})
 
 
-@cache
+@lru_cache(4096)
 def _list_candidates(record_keys: tuple[str, ...]) -> list[tuple[FieldMapping, list[list[str]]]]:
     """Returns the presets that a record with these keys may have, each with groups of keys of which
     only one may have a value. In the group of a key that must have none, "" stands for a value."""
@@ -154,6 +154,10 @@ class _RecordReader:
         """Yields the items of one record; `number` is its id if it has none."""
         data = decode_json(data)
         if isinstance(data, list) and data and is_message(data[0]):
+            if self.mapping is not None and "content" in self.mapping.expressions:
+                for i, item in enumerate(data):
+                    yield from self.read(item, f"{location}[{i}]", f"{number}.{i}", depth + 1)
+                return
             data = {"messages": data}
         if not isinstance(data, dict):
             yield InputError(f"{location}: expected an object, got {describe_type(data)}")
@@ -167,7 +171,8 @@ class _RecordReader:
         except RecursionError:
             yield InputError(f"{location}: nested too deeply to be read")
         except InputError as error:
-            note = f"; read as {mapping.name}" if mapping.name else ""
+            note = f"; read as {mapping.name}; if it is not, {_suggest_map(data)}"
+            note = note if mapping.name and self.mapping is None else ""
             yield _locate(error, location, note)
 
     def _select_mapping(self, data: Record) -> FieldMapping | None:
@@ -245,37 +250,44 @@ def _locate(error: InputError, location: str, note: str = "") -> InputError:
 
 def _list_nested(record: Record) -> list[tuple[str, Any]]:
     """Returns key and value of the objects in lists of a record, and of its envelopes."""
+    decoded = {key: decode_json(value) for key, value in record.items()}
+    objects = {key: v for key, v in decoded.items() if isinstance(v, (dict, list)) and v}
     nested: list[tuple[str, Any]] = []
-    for key, encoded in () if _CALL_KEYS & record.keys() else record.items():
-        value = decode_json(encoded)
-        if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-            nested += [(f"{key}[{i}]", v) for i, v in enumerate(value) if not is_message(value[0])]
-        elif isinstance(value, dict) and key in _ENVELOPES:
+    for key, value in () if _CALL_KEYS & record.keys() else objects.items():
+        if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1):
             nested.append((key, value))
+        elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            nested += [(f"{key}[{i}]", v) for i, v in enumerate(value) if not is_message(value[0])]
     return nested
 
 
 def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
     """Describes the keys of a record that no preset reads, and a mapping to complete."""
+    if mapping is not None and not mapping.name:
+        return f"the expressions of --map select nothing; {_suggest_map(record)}"
+    tried = ", ".join(PRESETS) if mapping is None else mapping.name
+    return f"no preset reads this record; {_suggest_map(record)} (tried: {tried})"
+
+
+def _suggest_map(record: Record) -> str:
+    """Returns the keys of a record, without values, and a mapping to complete."""
     paths: list[str] = []
     for key, encoded in record.items():
         value = decode_json(encoded)
         inner = list(value)[:8] if isinstance(value, dict) else []
-        names = [f"{key}.{name}" for name in inner] or [str(key)]
-        paths += [p if re.fullmatch(r"\w+(\.\w+)*", p) else json.dumps(p) for p in names]
-    keys = ", ".join(paths[:16]) or "none"
-    if mapping is not None and not mapping.name:
-        return f"the expressions of --map select nothing; the record has the keys {keys}"
-    if {"role", "content"} <= record.keys():
-        example = "role=role, content=content, conversation=KEY, time=KEY"
-    else:
-        guesses = [
+        names = [str(key), *map(str, inner)] if inner else [str(key)]
+        names = [
+            name if re.fullmatch(r"[A-Za-z_]\w*", name) else json.dumps(name) for name in names
+        ]
+        paths += [f"{names[0]}.{name}" for name in names[1:]] or names
+    example = "role=role, content=content, conversation=KEY, time=KEY"
+    if not {"role", "content"} <= record.keys():
+        question, answer = (
             next((path for path in paths if re.search(pattern, path, re.IGNORECASE)), "KEY")
             for pattern in (_QUESTION, _ANSWER)
-        ]
-        example = "prompt={}, answer={}".format(*guesses)
-    tried = ", ".join(PRESETS) if mapping is None else mapping.name
-    return f"no preset reads the keys {keys}; complete --map '{example}' (tried: {tried})"
+        )
+        example = f"prompt={question}, answer={answer}"
+    return f"complete --map '{example}' with its keys {', '.join(paths[:24]) or '(none)'}"
 
 
 def _check_scope(value: Any, location: str) -> str | int:

@@ -11,7 +11,10 @@ from typing import Any
 
 _ANSWER = "answer=response || completion || output"
 _CONTEXT = "system=system || instructions || system_prompt, tools=tools"
-_CHAT = "conversation_id|conversationId|thread_id|threadId|session_id|sessionId|chat_id|dialog_id"
+_CHAT = (
+    "conversation_id|conversationId|conversationID|conv_id|thread_id|threadId|session_id|sessionId|"
+    "chat_id|chatId|dialog_id|dialogue_id"
+)
 _ORDER = (
     "turn|turn_index|turn_id|message_index|message_idx|index|idx|seq|sequence|position|step|"
     "timestamp|created_at|createdAt|create_time|created|time|date|datetime|ts|start_time|startTime"
@@ -19,7 +22,7 @@ _ORDER = (
 _QUESTION = "prompt^question^query^input^instruction^user^human"
 _REPLY = "completion^response^output^answer^reply^assistant^generated_text^target"
 _TRACE = "traceId|trace_id|sessionId|session_id|startTime|start_time|projectId|project_id"
-_SPAN = "traceId|trace_id|traceID|spanId|span_id|spanID|context"
+_SPAN = "traceId|trace_id|traceID|TraceId|spanId|span_id|spanID|SpanId|context"
 _SPAN_FIELDS = (
     "records=[span(@)], keep=messages || answer, messages=messages, answer=answer, tools=tools, "
     "system=system, id=id"
@@ -57,7 +60,11 @@ PRESETS: dict[str, tuple[str, str]] = {
         "choices messages|prompt|request|object",
         "messages=request || @, answer=@",
     ),
-    "request-response": ("request response|completion|output", f"messages=request, {_ANSWER}"),
+    "request-response": (
+        "request|request_body|requestBody response|response_body|responseBody|completion|output",
+        f"messages=request || request_body || requestBody, {_ANSWER} || response_body || "
+        "responseBody",
+    ),
     "messages-response": ("messages response|completion|output", f"messages=@, {_ANSWER}"),
     "langsmith": (
         "inputs outputs",
@@ -73,7 +80,7 @@ PRESETS: dict[str, tuple[str, str]] = {
         f"body {_SPAN}",
         f"{_SPAN_FIELDS}, content=messages[0], conversation=id, time=time",
     ),
-    "opentelemetry": (f"attributes|tags {_SPAN}", _SPAN_FIELDS),
+    "opentelemetry": (f"attributes|tags|SpanAttributes {_SPAN}", _SPAN_FIELDS),
     "rows": (
         f"role|sender|from|author|speaker content|text|value|message|parts {_CHAT}",
         f"content=@, conversation={_CHAT}, time={_ORDER}".replace("|", " || "),
@@ -85,13 +92,13 @@ PRESETS: dict[str, tuple[str, str]] = {
     ),
     "chatgpt": ("mapping current_node", "messages=thread(mapping, current_node)"),
     "messages": (
-        "messages|conversation|chat_messages",
+        "messages|conversation|chat_messages -answer -reply -generated_text -outputs -target",
         f"messages=messages || conversation || chat_messages, {_CONTEXT}",
     ),
     "sharegpt": ("conversations", f"messages=conversations, {_CONTEXT}"),
     "instruction": (
-        "instruction input output^response -history",
-        f"messages=join('\\n', [instruction, input][?@]), {_ANSWER}, {_CONTEXT}",
+        "instruction input^context output^response -history",
+        f"messages=join('\\n', [instruction, input, context][?@]), {_ANSWER}, {_CONTEXT}",
     ),
     "pairs": (
         f"{_QUESTION} {_REPLY} -context -history -documents",

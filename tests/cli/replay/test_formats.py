@@ -205,7 +205,8 @@ INVALID_RECORDS: list[tuple[Any, str]] = [
     (["a", "b"], "expected an object, got an array"),
     (
         EMBEDDING,
-        r"data\[0\]: no preset reads the keys object, embedding; complete --map 'prompt=KEY, ans",
+        r"data\[0\]: no preset reads this record; complete --map 'prompt=KEY, answer=KEY' with its "
+        r"keys object, embedding \(tried: turns, token-ids, ",
     ),
     ({"turns": []}, '"turns" is empty; read as turns'),
     (make_turns({"prompt": "p"}), r'turns\[0\]: missing key "completion"'),
@@ -273,7 +274,9 @@ def test_invalid_record_is_skipped_or_named_in_the_error(
 
 def test_preset_rejects_records_of_other_formats(write_jsonl: Writer) -> None:
     path = write_jsonl(TURN)
-    with pytest.raises(InputError, match=r":1: no preset reads .* \(tried: messages\)"):
+    with pytest.raises(
+        InputError, match=r":1: no preset reads this record; .* \(tried: messages\)"
+    ):
         read_conversations(path, map="messages")
 
 
