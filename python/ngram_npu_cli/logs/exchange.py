@@ -59,10 +59,11 @@ def make_conversations(
         request = _read_request(fields, f"{location}: messages")
         if request.messages is None:
             raise RecordError(f"{location}: messages must be an array, got a string")
-        ids = [item.get("id") for item in request.messages if isinstance(item, dict)]
-        if any(ids.count(ident) > 1 for ident in ids[:2] if ident is not None):
+        ids = [str(m["id"]) for m in request.messages if isinstance(m, dict) and m.get("id")]
+        if len(set(ids)) < len(ids):
             raise RecordError(
-                f"{location}: several messages have one id, as rows of a conversation"
+                f"{location}: several messages have the same id; if it is that of a conversation, "
+                "use --map 'role=role, content=content, conversation=id'"
             )
         all_turns = [_make_turns(request, request.messages, location)]
     for turns in all_turns:

@@ -185,6 +185,8 @@ def unwrap_value(value: Any) -> Any:
         return [unwrap_value(item) for item in (inner or {}).get("values", ())]
     if kind == "kvlistValue":
         return _make_dict((inner or {}).get("values"))
+    if kind == "intValue" and isinstance(inner, str):
+        return int(inner) if inner.isdecimal() else inner
     return inner if kind in ("stringValue", "intValue", "doubleValue", "boolValue") else value
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache, lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import InputError, RecordError
@@ -40,7 +41,7 @@ _CALL_KEYS = {
 }
 """Keys of records that are calls themselves. Objects in them are not read as records."""
 _MAX_DEPTH = 6
-_QUESTION = "(prompt|question|query|input|instruction|request|user|message)(?!.*id$)"
+_QUESTION = r"(prompt|\bask|question|query|input|instruction|request|user|message)(?!.*id$)"
 _ANSWER = "(answer|output|response|completion|reply|assistant|generat|result|target)(?!.*id$)"
 
 
@@ -220,7 +221,7 @@ class _RecordReader:
     ) -> Iterator[Item]:
         expressions = mapping.expressions
         if "keep" in expressions and is_empty(expressions["keep"](record)):
-            raise OtherKindError(f"{location}: not a call of a model")
+            raise OtherKindError(f"{location}: not a call of a model; {_suggest_map(record)}")
         if "answer" in expressions and isinstance(record, dict):
             check_success(record, location)
             if record.get("error"):
@@ -231,7 +232,8 @@ class _RecordReader:
             value = compile_expression(self.scope_field)(record)
             fields["scope"] = _check_scope(value, f'{location}: scope field "{self.scope_field}"')
         if not is_empty(fields.get("conversation")):
-            key = json.dumps(fields["conversation"], default=str)
+            key = fields["conversation"]
+            key = key if isinstance(key, str) else json.dumps(key, default=str)
             yield Row(key, fields.get("time"), location, fields)
         elif "conversation" in fields:
             raise RecordError(f"{location}: the row has no conversation")
@@ -251,10 +253,11 @@ def _locate(error: InputError, location: str, note: str = "") -> InputError:
 def _list_nested(record: Record) -> list[tuple[str, Any]]:
     """Returns key and value of the objects in lists of a record, and of its envelopes."""
     decoded = {key: decode_json(value) for key, value in record.items()}
-    objects = {key: v for key, v in decoded.items() if isinstance(v, (dict, list)) and v}
+    objects = {key: value for key, value in decoded.items() if isinstance(value, (dict, list))}
+    is_map = all(isinstance(value, dict) for value in decoded.values())  # of records by their ids
     nested: list[tuple[str, Any]] = []
     for key, value in () if _CALL_KEYS & record.keys() else objects.items():
-        if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1):
+        if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1 or is_map):
             nested.append((key, value))
         elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
             nested += [(f"{key}[{i}]", v) for i, v in enumerate(value) if not is_message(value[0])]
@@ -271,15 +274,7 @@ def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
 
 def _suggest_map(record: Record) -> str:
     """Returns the keys of a record, without values, and a mapping to complete."""
-    paths: list[str] = []
-    for key, encoded in record.items():
-        value = decode_json(encoded)
-        inner = list(value)[:8] if isinstance(value, dict) else []
-        names = [str(key), *map(str, inner)] if inner else [str(key)]
-        names = [
-            name if re.fullmatch(r"[A-Za-z_]\w*", name) else json.dumps(name) for name in names
-        ]
-        paths += [f"{names[0]}.{name}" for name in names[1:]] or names
+    paths = list(islice(_iter_paths(record), 24))
     example = "role=role, content=content, conversation=KEY, time=KEY"
     if not {"role", "content"} <= record.keys():
         question, answer = (
@@ -287,7 +282,18 @@ def _suggest_map(record: Record) -> str:
             for pattern in (_QUESTION, _ANSWER)
         )
         example = f"prompt={question}, answer={answer}"
-    return f"complete --map '{example}' with its keys {', '.join(paths[:24]) or '(none)'}"
+    return f"complete --map '{example}' with its keys {', '.join(paths) or '(none)'}"
+
+
+def _iter_paths(record: Record, prefix: str = "", depth: int = 0) -> Iterator[str]:
+    """Yields the expressions of a record's values that are not objects."""
+    for key, encoded in record.items():
+        name = key if re.fullmatch(r"[A-Za-z_]\w*", key) else json.dumps(key)
+        value = decode_json(encoded)
+        if isinstance(value, dict) and value and depth < _MAX_DEPTH:
+            yield from _iter_paths(value, f"{prefix}{name}.", depth + 1)
+        else:
+            yield f"{prefix}{name}"
 
 
 def _check_scope(value: Any, location: str) -> str | int:

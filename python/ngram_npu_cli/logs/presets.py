@@ -98,7 +98,7 @@ PRESETS: dict[str, tuple[str, str]] = {
     "sharegpt": ("conversations", f"messages=conversations, {_CONTEXT}"),
     "instruction": (
         "instruction input^context output^response -history",
-        f"messages=join('\\n', [instruction, input, context][?@]), {_ANSWER}, {_CONTEXT}",
+        f'messages=join(`"\\n"`, [instruction, input, context][?@]), {_ANSWER}, {_CONTEXT}',
     ),
     "pairs": (
         f"{_QUESTION} {_REPLY} -context -history -documents",

@@ -82,6 +82,7 @@ class Skipped:
         used: Number of items that were not skipped.
         number: Number of skipped items.
         other_kind: Number of records that are not calls of a model, which are not skipped items.
+        first_of_other_kind: The message of the first of them.
         reasons: By reason, the first message, with file and line, and the number of items.
     """
 
@@ -91,12 +92,14 @@ class Skipped:
     used: int = 0
     number: int = 0
     other_kind: int = 0
+    first_of_other_kind: str = ""
     reasons: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def add(self, error: InputError, count: int = 1) -> None:
         """Counts skipped items with the same reason; raises their error if `strict`."""
         if isinstance(error, OtherKindError):
             self.other_kind += count
+            self.first_of_other_kind = self.first_of_other_kind or str(error)
             return
         if self.strict:
             raise error
@@ -254,8 +257,8 @@ def read_logs(
                     receive(len(inputs), item)
                 notes = skipped.list_notes()
                 if not skipped.used:
-                    kind = ", only records that are not calls of a model" * bool(notes)
-                    raise RecordError(f"{file}: empty, no conversation in this file{kind}")
+                    empty = f"{file}: empty, no conversation in this file"
+                    raise RecordError(skipped.first_of_other_kind or empty)
             except RecordError as error:
                 if options.strict or not is_in_folder or skipped.used:
                     raise  # a file found in a folder is left out only if it has no conversation

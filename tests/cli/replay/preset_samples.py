@@ -274,7 +274,9 @@ SHAPES: dict[str, Shape] = {
     ],
     "chatgpt": lambda i, q, a: [{"mapping": chatgpt(q, a), "current_node": "b"}],
     "rows": rows,
-    "instruction": lambda i, q, a: [{"instruction": q, "input": "", "output": a}],
+    "instruction": lambda i, q, a: [
+        {"instruction": q.partition("\n")[0], "input": q.partition("\n")[2], "output": a}
+    ],
     **{
         f"pairs: {prompt}, {answer}": lambda i, q, a, prompt=prompt, answer=answer: [
             {"id": i, prompt: q, answer: a}
