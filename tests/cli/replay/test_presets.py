@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from ngram_npu_cli.replay import ReplayOptions, replay
+from ngram_npu_cli.logs.presets import PRESETS
+from ngram_npu_cli.options import ReadingOptions
+from ngram_npu_cli.replay import InputError, ReplayOptions, load_inputs, replay
 from preset_samples import CONVERSATIONS, SHAPES, Record, make_records
 
 Figures = tuple[int, int, int, int]
@@ -97,3 +100,131 @@ def test_figures_are_equal_in_every_preset_and_container(
     path = tmp_path / container
     path.write_bytes(CONTAINERS[container](make_records(shape)))
     assert count(path) == figures
+
+
+def test_every_preset_has_a_shape() -> None:
+    parts = {name.partition(":")[0] for name in SHAPES}
+    assert {name for name in PRESETS if not name.startswith(tuple(parts))} == {"token-ids"}
+
+
+def test_guide_lists_every_preset() -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/logs.md").read_text(encoding="utf-8")
+    names = [name for name in PRESETS if not re.search("batch-re", name)]
+    assert [name for name in names if f"`{name}`" not in guide] == []
+
+
+RECORD = {"at": 1, "ask": {"q": "Hi"}, "reply": json.dumps({"parts": [{"text": "Ho"}]})}
+ROW = {"who": "human", "words": "Hi", "talk": 1, "at": "2026-01-01T00:00:00Z"}
+REPLY = {"who": "bot", "words": "Ho", "talk": 1, "at": "2026-01-01T00:00:01"}
+
+
+@pytest.mark.parametrize(
+    ("map_text", "records"),
+    [
+        ("prompt=ask.q, answer=reply.parts[0].text", [RECORD]),
+        ("records=export[], prompt=ask.q, answer=reply.parts[0].text", [{"export": [RECORD]}]),
+        ("prompt=ask.q, answer=reply.parts[0].text", [{"a": [RECORD], "b": {}}]),
+        ("role=who, content=words, conversation=talk, time=at", [REPLY, ROW]),
+        ("role=who, content=words, conversation=talk, time=at", [[REPLY, ROW]]),
+        ("messages=[{user: ask.q}, {assistant: reply.parts[0].text}]", [RECORD]),
+        ("keep=ask, prompt=ask.q, answer=reply.parts[0].text", [RECORD, {"ask": None, "reply": 1}]),
+    ],
+)
+def test_map_reads_records_of_unknown_formats(
+    tmp_path: Path, map_text: str, records: list[Any]
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines(records))
+    with pytest.raises(InputError, match=r"complete --map '.*' with its keys "):
+        load_inputs([path])
+    (item,) = load_inputs([path], ReadingOptions(map=map_text))
+    ((turn,),) = (conversation.turns for conversation in item.conversations)
+    assert (turn.get_messages()[0]["content"], turn.completion) == ("Hi", "Ho")
+
+
+@pytest.mark.parametrize(
+    ("map_text", "message"),
+    [
+        ("langfus", 'got "langfus"'),
+        ("prompt=a, prompt=b", 'each once, got "prompt=b"'),
+        ("prompt=, answer=b", 'got "prompt="'),
+        ("answer=b", 'expected one of "prompt", "messages" and "content"'),
+        ("prompt=a[, answer=b", r'map: "a\[" is not JMESPath'),
+        ("prompt=x.y, answer=z", "the expressions of --map select nothing; complete --map"),
+        (
+            "prompt=length(at), answer=reply",
+            r'the expression "length\(at\)" fails: .*invalid type',
+        ),
+    ],
+)
+def test_invalid_map_is_an_error(tmp_path: Path, map_text: str, message: str) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines([RECORD]))
+    with pytest.raises(InputError, match=message):
+        load_inputs([path], ReadingOptions(map=map_text))
+
+
+def make_row(role: str, number: int = 1, **fields: Any) -> Record:
+    return {"conversation_id": number, "role": role, "content": f"{role} {number}", **fields}
+
+
+GOOD_ROWS = [make_row(role, 2) for role in ("user", "assistant")]
+INVALID_RECORDS: list[tuple[list[Any], str]] = [
+    (
+        [make_row("user", turn=1), make_row("assistant")],
+        "have a time and some have none",
+    ),
+    ([make_row("user", turn="soon")] * 2, "the time is neither a number nor ISO 8601"),
+    ([make_row("user")], r'no message of the role "assistant" \(roles: user\)'),
+    ([make_row("user") | {"conversation_id": None}], "the row has no conversation"),
+    (
+        [{"custom_id": "a", "body": {"messages": []}}],
+        "no answer for this id; read both",
+    ),
+    ([{"prompt": "Hi", "output": "Ho", "answer": "Ha"}], "no preset reads this record; complete"),
+    ([{"messages": [{"role": "user", "content": "Hi"}], "answer": "Ho"}], "no preset reads this"),
+    ([{"question": "Hi", "context": "long", "answer": "Ho"}], "no preset reads this record; compl"),
+    (
+        [{"role": "user", "content": "secret"}],
+        "role=role, .* conversation=KEY, time=",
+    ),
+    ([{"a": {"b": {"c": 5}}, "d": "secret"}], r"a\.b: no preset .* with its keys c \("),
+    ([[{"id": 1, "role": "user", "content": "Hi"}] * 2], "several messages have the same id"),
+    (
+        [{"mapping": {"b": {"parent": "a"}}, "current_node": "b"}],
+        "tree of messages has no node",
+    ),
+    ([{"attributes": [{"value": 1}], "spanId": "s"}], "an attribute has no key"),
+    ([{"attributes": [1], "spanId": "s"}], "must be a list of objects"),
+    (
+        [{"run_type": "chain", "inputs": {"q": "Hi"}, "outputs": {"a": "Ho"}}],
+        "not calls of a model",
+    ),
+]
+
+
+@pytest.mark.parametrize(("records", "message"), INVALID_RECORDS)
+def test_record_that_cannot_be_read_is_counted_with_its_reason(
+    tmp_path: Path, records: list[Any], message: str
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines([*GOOD_ROWS, *records]))
+    (item,) = load_inputs([path])
+    assert len(item.conversations) == 1
+    assert re.search(message, "; ".join(item.notes))
+    assert re.match(f"{len(records)} (of {len(records) + 2} )?records are ", item.notes[0])
+
+
+def test_table_with_a_damaged_part_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "talk.csv"
+    path.write_text('prompt,completion\na,b\nc\nd,"e\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"talk.csv:\d: not CSV with the delimiter ','"):
+        load_inputs([path])
+    path.write_text("prompt,completion\na,b\nc\n", encoding="utf-8")
+    assert "talk.csv:3: the row has 1 values for 2 columns" in load_inputs([path])[0].notes[0]
+    path.write_bytes(as_arrow(make_records("rows"), pyarrow.parquet.write_table)[:-9])
+    with pytest.raises(InputError, match=r"talk.csv: damaged Parquet data: "):
+        load_inputs([path])
+    path.write_bytes(pyarrow.compress(b'{"a": 1}\n' * 999, "zstd", asbytes=True)[:-9])
+    with pytest.raises(InputError, match=r"talk.csv: "):
+        load_inputs([path])
