@@ -98,9 +98,9 @@ class Answer:
 
     def add(self, part: Record, location: str, *, is_delta: bool = False) -> None:
         """Adds a message, or the delta of a message."""
-        self._add_reasoning(_get_first(part, *_REASONING_KEYS), f"{location}.reasoning")
-        self._add_text(_get_first(part, "content", "text"), f"{location}.content")
-        self._add_text(_get_first(part, "refusal"), f"{location}.refusal")
+        self._add_reasoning(get_first(part, *_REASONING_KEYS), f"{location}.reasoning")
+        self._add_text(get_first(part, "content", "text"), f"{location}.content")
+        self._add_text(get_first(part, "refusal"), f"{location}.refusal")
         calls = check_type(part.get("tool_calls"), list, f"{location}.tool_calls", optional=True)
         for i, call in enumerate(calls or ()):
             self._add_call(call, f"{location}.tool_calls[{i}]", is_delta)
@@ -171,12 +171,12 @@ class Answer:
                 continue
             part = _unwrap_part(part)
             part_type = check_type(part.get("type"), str, f"{part_location}.type", optional=True)
-            content = _get_first(part, *_PART_KEYS)
+            content = get_first(part, *_PART_KEYS)
             if part_type in _CALL_PARTS or {"input", "arguments", "args"} & part.keys():
                 self._add_call({"function": part}, part_location)
             elif part_type in _REASONING_PARTS or {"thinking", "summary"} & part.keys():
                 self._add_reasoning(
-                    _get_first(part, "thinking", "content", "summary", "text"), part_location
+                    get_first(part, "thinking", "content", "summary", "text"), part_location
                 )
             elif content is not None:
                 texts.append(self.join_parts(content, part_location))
@@ -196,14 +196,14 @@ class Answer:
         """Adds a tool call, or the delta of a tool call."""
         function = call["function"] if _get_nested(call, "function") is not None else call
         check_type(function, dict, location)
-        name = _get_first(function, "name")
+        name = get_first(function, "name")
         name = None if name is None else check_text(name, f"{location}: name")
-        arguments = _get_first(function, "arguments", "input", "args")
+        arguments = get_first(function, "arguments", "input", "args")
         if not isinstance(arguments, (str, dict, type(None))):
             raise RecordError(
                 f"{location}: arguments must be a string or object, got {describe_type(arguments)}"
             )
-        ident, index = _get_first(call, "id"), None
+        ident, index = get_first(call, "id"), None
         current_call = None
         if is_delta:
             index = _get_index(call, f"{location}.index", "index")
@@ -396,7 +396,7 @@ def _get_nested(data: Record, *keys: str) -> Any:
     return value
 
 
-def _get_first(data: Record, *keys: str) -> Any:
+def get_first(data: Record, *keys: str) -> Any:
     """Returns the first value under one of the keys that is not empty; None if all are."""
     for key in keys:
         value = data.get(key)
@@ -436,12 +436,13 @@ def _split_chunks(response: Any, location: str) -> Iterable[Record]:
         return response
     check_type(response, dict, f"{location}: the response")
     check_success(response, location)
+    if "choices" in response:
+        return [response]
     if "body" in response:
         return _split_chunks(response["body"], location)
     if isinstance(response.get("output"), dict):  # of Bedrock's Converse
         return _split_chunks(response["output"], location)
-    key = next((key for key in RESPONSES if key in response and "choices" not in response), None)
-    if key is not None:
+    for key in RESPONSES.keys() & response.keys():
         return [{**response, "choices": compile_expression(RESPONSES[key])(response)}]
     if len(response) == 1 and isinstance(text := next(iter(response.values())), str):
         return [{"text": text}] if next(iter(response)) in _TEXT_KEYS else [response]

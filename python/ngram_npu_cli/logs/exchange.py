@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.answers import (
-    EMPTY,
     Record,
     check_text,
     check_token_ids,
     check_type,
+    get_first,
     parse_answers,
     parse_message,
 )
@@ -44,10 +44,8 @@ class _Request(NamedTuple):
         return self.messages or [{"role": "user", "content": self.text}]
 
 
-def make_conversations(
-    fields: Mapping[str, Any], location: str, number: str
-) -> Iterator[Conversation]:
-    """Yields the conversation of a record's fields; one per answer if there are several."""
+def make_conversations(fields: Mapping[str, Any], location: str, number: str) -> list[Conversation]:
+    """Returns the conversation of a record's fields; one per answer if there are several."""
     ident = number if fields.get("id") is None else fields["id"]
     text = ident if isinstance(ident, str) else json.dumps(ident, default=str)
     ident = text.encode("utf-8", "backslashreplace").decode()
@@ -66,8 +64,7 @@ def make_conversations(
                 "use --map 'role=role, content=content, conversation=id'"
             )
         all_turns = [_make_turns(request, request.messages, location)]
-    for turns in all_turns:
-        yield Conversation(ident, turns, location, fields.get("scope"))
+    return [Conversation(ident, turns, location, fields.get("scope")) for turns in all_turns]
 
 
 def _parse_turns(value: Any, location: str) -> tuple[Turn, ...]:
@@ -152,7 +149,7 @@ def _parse_request(value: Any, location: str) -> _Request:
     config = value.get("toolConfig")
     return request._replace(
         is_whole=keys[0] in _WHOLE_KEYS,
-        system=next((value[key] for key in _SYSTEM_KEYS if value.get(key) not in EMPTY), None),
+        system=get_first(value, *_SYSTEM_KEYS),
         tools=value.get("tools") or (config.get("tools") if isinstance(config, dict) else None),
     )
 

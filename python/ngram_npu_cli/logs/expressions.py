@@ -71,8 +71,11 @@ def _get_first(paths: list[list[str]], record: Any) -> Any:
     for path in paths:
         value = record
         for key in path:
-            value = decode_json(value)
+            if not isinstance(value, dict):
+                value = decode_json(value)
             value = value.get(key) if isinstance(value, dict) else None
+        if value is None:
+            continue
         if not is_empty(value):
             return value
         first = value if first is None else first

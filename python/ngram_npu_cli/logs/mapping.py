@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from itertools import islice
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.answers import Record, check_success, check_text, check_type, describe_type
-from ngram_npu_cli.logs.conversations import Conversation, Turn
+from ngram_npu_cli.logs.conversations import Conversation
 from ngram_npu_cli.logs.exchange import make_conversations
 from ngram_npu_cli.logs.expressions import Expression, compile_expression, decode_json, is_empty
 from ngram_npu_cli.logs.files import Batch, parse_batch
@@ -29,7 +29,6 @@ FIELDS = (
 )
 """The fields of a mapping. `prompt` is another name of `messages`."""
 
-_CONTENT_FIELDS = ("messages", "answer", "system", "tools", "scope")
 _ENVELOPES = (
     *("data", "body", "payload", "event", "log", "message", "@message", "value", "json", "record"),
     *("item", "_source", "hits", "result", "results"),
@@ -168,7 +167,10 @@ class _RecordReader:
             yield from self._read_nested(data, location, number, depth)
             return
         try:
-            yield from self._read_fields(data, mapping, location, number)
+            if "records" in mapping.expressions:
+                yield from self._read_records(data, mapping, location, number)
+            else:
+                yield from self._read_one(data, mapping, location, number)
         except RecursionError:
             yield InputError(f"{location}: nested too deeply to be read")
         except InputError as error:
@@ -202,12 +204,9 @@ class _RecordReader:
         elif errors is not None:
             yield InputError(f"{location}: {_describe_unknown(data, self.mapping)}")
 
-    def _read_fields(
+    def _read_records(
         self, data: Record, mapping: FieldMapping, location: str, number: str
     ) -> Iterator[Item]:
-        if "records" not in mapping.expressions:
-            yield from self._read_one(data, mapping, location, number)
-            return
         records = check_type(mapping.evaluate("records", data), list, f"{location}: records")
         for i, record in enumerate(records):
             where = location if len(records) == 1 else f"{location}[{i}]"
@@ -218,7 +217,7 @@ class _RecordReader:
 
     def _read_one(
         self, record: Any, mapping: FieldMapping, location: str, number: str
-    ) -> Iterator[Item]:
+    ) -> Sequence[Item]:
         expressions = mapping.expressions
         if "keep" in expressions and is_empty(expressions["keep"](record)):
             raise OtherKindError(f"{location}: not a call of a model; {_suggest_map(record)}")
@@ -234,12 +233,12 @@ class _RecordReader:
         if not is_empty(fields.get("conversation")):
             key = fields["conversation"]
             key = key if isinstance(key, str) else json.dumps(key, default=str)
-            yield Row(key, fields.get("time"), location, fields)
-        elif "conversation" in fields:
+            return [Row(key, fields.get("time"), location, fields)]
+        if "conversation" in fields:
             raise RecordError(f"{location}: the row has no conversation")
-        else:
-            fields.setdefault("id", _get_default_id(record))
-            yield from make_conversations(fields, location, number)
+        if "id" not in fields:
+            fields["id"] = _get_default_id(record)
+        return make_conversations(fields, location, number)
 
 
 _get_default_id = compile_expression("id || conversation_id || custom_id || request_id")
@@ -357,28 +356,26 @@ def _parse_time(value: Any) -> float:
     return value
 
 
-def _join_rows(rows: list[Row], key: str, where: str) -> Iterator[Conversation]:
-    """Yields the conversation of rows: of messages, of whole turns, or of request and answer."""
-    if all(
-        not (is_empty(r.fields.get("messages")) or is_empty(r.fields.get("answer"))) for r in rows
-    ):
-        turns: tuple[Turn, ...] = ()
-        for row in rows:
-            (conversation,) = make_conversations(row.fields, row.where, key)
-            turns += conversation.turns
-        yield Conversation(key, turns, where, rows[0].fields.get("scope"))
-        return
-    contents = [r.fields["content"] for r in rows if not is_empty(r.fields.get("content"))]
-    fields: dict[str, Any] = {"messages": contents} if contents else {}
-    for row in rows:
-        for name, value in row.fields.items():
-            if name not in _CONTENT_FIELDS or is_empty(value) or (contents and name == "messages"):
-                continue
-            if fields.setdefault(name, value) != value:
+def _join_rows(rows: list[Row], key: str, where: str) -> list[Conversation]:
+    """Returns the conversation of rows: of messages, of whole turns, or of request and answer."""
+    all_fields = [{k: v for k, v in row.fields.items() if not is_empty(v)} for row in rows]
+    if len({fields.get("scope") for fields in all_fields}) > 1:
+        raise RecordError("the rows of the conversation have different scopes")
+    if all({"messages", "answer"} <= fields.keys() for fields in all_fields):
+        parts = [make_conversations(row.fields, row.where, key) for row in rows]
+        if len(rows) > 1 and any(len(part) > 1 for part in parts):
+            raise RecordError("a row of the conversation has several answers")
+        turns = tuple(turn for part in parts for turn in part[0].turns)
+        return [replace(parts[0][0], turns=turns)] if len(rows) > 1 else parts[0]
+    contents = [fields["content"] for fields in all_fields if "content" in fields]
+    joined: dict[str, Any] = {"messages": contents} if contents else {}
+    for fields in all_fields:
+        for name in ("answer", "system", "tools", "scope", *(() if contents else ("messages",))):
+            if name in fields and joined.setdefault(name, fields[name]) != fields[name]:
                 raise RecordError(f'two rows of the conversation have "{name}"')
-    if not contents and not {"messages", "answer"} <= fields.keys():
-        missing = "answer" if "messages" in fields else "request"
+    if not contents and not {"messages", "answer"} <= joined.keys():
+        missing = "answer" if "messages" in joined else "request"
         raise RecordError(
             f"no {missing} for this id; read both files as one: cat FILE FILE | ngram-npu ..."
         )
-    yield from make_conversations(fields, where, key)
+    return make_conversations(joined, where, key)
