@@ -54,16 +54,8 @@ _BLOCK_DELTAS = {"text": "text", "thinking": "thinking", "partial_json": "input"
 """For Anthropic's streams: by the delta's key, the key of the streamed part."""
 _DELTA_KEYS = {*_DELTAS.values(), *_BLOCK_DELTAS.values()}
 _RESPONSE_KEYS = {
-    "body",
-    "candidates",
-    "choices",
-    "generations",
-    "content",
-    "delta",
-    "error",
-    "message",
-    "object",
-    "output",
+    *("body", "candidates", "choices", "content", "delta", "error", "generations", "message"),
+    *("object", "output"),
 }
 """Every response, and at least one chunk of every stream, has one of these keys."""
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from ngram_npu.errors import InputError, RecordError, import_optional, to_one_line
 
-from ngram_npu_cli.logs.presets import is_message
+from ngram_npu_cli.logs.presets import is_conversation
 from ngram_npu_cli.logs.remote import LogPath, RemotePath
 from ngram_npu_cli.logs.tables import read_table
 
@@ -33,7 +33,6 @@ STDIN = Path("-")
 _KINDS = (".jsonl", ".json", ".ndjson", ".log", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
 SUFFIXES = tuple(f"{kind}{end}" for kind in _KINDS for end in ("", ".gz", ".zst"))
 """Suffixes that are not part of an input's name."""
-
 
 # With these limits, a small gzip file cannot fill the memory.
 _MAX_LINE_MIB = 64
@@ -86,7 +85,7 @@ def find_files(path: LogPath) -> list[LogPath]:
     try:
         for folder in folders:  # the loop appends to this list
             entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-            folders += [entry for entry in entries if entry.is_dir()]
+            folders += [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
             files += [entry for entry in entries if entry.is_file()]
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
@@ -226,12 +225,12 @@ def _open(path: LogPath) -> Iterator[Any]:
     if path == STDIN and sys.stdin is None:
         raise OSError("standard input is closed")
     raw: Any = sys.stdin.buffer if path == STDIN else path.open("rb")
-    with raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw) as file:
+    file: Any = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
+    with file:
         magic = file.peek(4)[:4]
         if path.name.endswith(".gz") or magic[:2] == b"\x1f\x8b":
             # Another buffer would report damaged data before the lines that precede it.
-            yield gzip.GzipFile(fileobj=file)
-            return
+            file = gzip.GzipFile(fileobj=file)
         elif path.name.endswith(".zst") or magic == b"\x28\xb5\x2f\xfd":
             pyarrow = import_optional("pyarrow", f"{path}: zstd", "logs")
             stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file), "zstd")
@@ -270,7 +269,7 @@ def _is_document(first: bytes) -> bool:
     except (ValueError, RecursionError):  # not UTF-8, numbers too long, nesting too deep
         return first.lstrip()[:1] == b"["
     # The file is one array on one line. An array of messages, however, is one conversation.
-    return isinstance(value, list) and not (value and is_message(value[0]))
+    return isinstance(value, list) and not is_conversation(value)
 
 
 def _join_pieces(pieces: Iterable[bytes], name: str) -> bytes:
@@ -292,9 +291,7 @@ def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[str
     value = _parse(text, name, first_line)
     if isinstance(value, RecordError):
         raise value
-    if isinstance(value, list) and not (
-        value and is_message(value[0])
-    ):  # messages are one conversation
+    if isinstance(value, list) and not is_conversation(value):
         yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
     else:
         yield f"{name}:{first_line}", value

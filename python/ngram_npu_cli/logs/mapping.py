@@ -21,7 +21,7 @@ from ngram_npu_cli.logs.conversations import Conversation
 from ngram_npu_cli.logs.exchange import make_conversations
 from ngram_npu_cli.logs.expressions import Expression, compile_expression, decode_json, is_empty
 from ngram_npu_cli.logs.files import Batch, parse_batch
-from ngram_npu_cli.logs.presets import PRESETS, is_message
+from ngram_npu_cli.logs.presets import PRESETS, is_conversation
 
 FIELDS = (
     *("prompt", "messages", "answer", "system", "tools", "content", "role", "turns"),
@@ -153,7 +153,7 @@ class _RecordReader:
     def read(self, data: Any, location: str, number: str, depth: int = 0) -> Iterator[Item]:
         """Yields the items of one record; `number` is its id if it has none."""
         data = decode_json(data)
-        if isinstance(data, list) and data and is_message(data[0]):
+        if is_conversation(data):
             if self.mapping is not None and "content" in self.mapping.expressions:
                 for i, item in enumerate(data):
                     yield from self.read(item, f"{location}[{i}]", f"{number}.{i}", depth + 1)
@@ -258,8 +258,8 @@ def _list_nested(record: Record) -> list[tuple[str, Any]]:
     for key, value in () if _CALL_KEYS & record.keys() else objects.items():
         if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1 or is_map):
             nested.append((key, value))
-        elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
-            nested += [(f"{key}[{i}]", v) for i, v in enumerate(value) if not is_message(value[0])]
+        elif not is_conversation(value) and all(isinstance(item, dict) for item in value):
+            nested += [(f"{key}[{i}]", item) for i, item in enumerate(value)]
     return nested
 
 

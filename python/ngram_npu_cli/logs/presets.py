@@ -133,6 +133,11 @@ _MESSAGE_KEYS = {
 }
 
 
+def is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages."""
+    return isinstance(value, list) and bool(value) and is_message(value[0])
+
+
 def is_message(item: Any) -> bool:
     """Whether a value is a message whose list is one conversation. A message with other keys may be
     one row of many conversations."""

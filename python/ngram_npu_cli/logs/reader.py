@@ -266,10 +266,11 @@ def read_logs(
                 omitted[_get_kind(file)].append(reason)
             else:
                 inputs.append(InputLog(name, notes))
-    omissions = [
-        f"not logs, skipped: {len(reasons)} {kind}: {'; '.join(f'{r:.240}' for r in reasons[:3])}"
-        for kind, reasons in omitted.items()
-    ]
+    omissions = []
+    for kind, reasons in omitted.items():
+        shown = [f"{reason:.240}" for reason in reasons[:_MAX_REASONS]]
+        more = [f"{len(reasons) - len(shown)} more"] * (len(reasons) > len(shown))
+        omissions.append(f"not logs, skipped: {len(reasons)} {kind}: {'; '.join(shown + more)}")
     if not inputs and omissions:
         raise InputError(omissions[0])
     return inputs, omissions

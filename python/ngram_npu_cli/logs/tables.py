@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ngram_npu.errors import InputError, import_optional, to_one_line
+from ngram_npu.errors import InputError, RecordError, import_optional, to_one_line
 
 from ngram_npu_cli.logs.presets import PRESETS
 
@@ -73,7 +73,7 @@ def _read_csv(
             line = reader.line_num + 1
     except csv.Error as error:
         reason = f"not CSV with the delimiter {delimiter!r}: {to_one_line(error)}"
-        raise InputError(f"{name}:{reader.line_num}: {reason}") from error
+        raise RecordError(f"{name}:{reader.line_num}: {reason}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{name}:{reader.line_num + 1}: not UTF-8: {error.reason}") from error
 
