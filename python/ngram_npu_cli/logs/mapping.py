@@ -82,9 +82,11 @@ def parse_map(text: str | None) -> FieldMapping | None:
     Raises:
         InputError: It is neither a preset nor a list of fields and expressions.
     """
-    name, text = (text, PRESETS[text][1]) if text in PRESETS else ("", text)
     if text is None:
         return None
+    name = text if text in PRESETS else ""
+    if name:  # `|` and `^` between names are those of the preset's keys
+        text = re.sub(r"(?<=\w)[|^](?=\w)", " || ", PRESETS[name][1])
     texts: dict[str, str] = {}
     for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
         field, _, expression = (word.strip() for word in part.partition("="))

@@ -2,7 +2,7 @@
 
 A preset has the keys of its records and a mapping as in `--map`, which docs/guides/logs.md
 describes. Of the keys, `a|b` requires at least one, `a^b` one of them that is not empty, and `-a`
-that there is none.
+that there is none. In the mapping, `a|b` and `a^b` are short for `a || b`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ _ORDER = (
     "turn|turn_index|turn_id|message_index|message_idx|index|idx|seq|sequence|position|step|"
     "timestamp|created_at|createdAt|create_time|created|time|date|datetime|ts|start_time|startTime"
 )
-_QUESTION = "prompt^question^query^input^instruction^user^human"
-_REPLY = "completion^response^output^answer^reply^assistant^generated_text^target"
+_PART = f"conversation={_CHAT}, time={_ORDER}"
+_PAIR_KEYS = (
+    "prompt^question^query^input^instruction completion^response^output^answer^reply^"
+    "generated_text^target -context -history -documents"
+)
+_PAIR = (
+    f"messages=prompt^question^query^input^instruction, {_CONTEXT}, "
+    "answer=completion^response^output^answer^reply^generated_text^target"
+)
 _TRACE = "traceId|trace_id|sessionId|session_id|startTime|start_time|projectId|project_id"
 _SPAN = "traceId|trace_id|traceID|TraceId|spanId|span_id|spanID|SpanId|context"
 _SPAN_FIELDS = (
@@ -83,8 +90,9 @@ PRESETS: dict[str, tuple[str, str]] = {
     "opentelemetry": (f"attributes|tags|SpanAttributes {_SPAN}", _SPAN_FIELDS),
     "rows": (
         f"role|sender|from|author|speaker content|text|value|message|parts {_CHAT}",
-        f"content=@, conversation={_CHAT}, time={_ORDER}".replace("|", " || "),
+        f"content=@, {_PART}",
     ),
+    "message-rows": (f"message {_CHAT}", f"content=json(message), {_PART}"),
     "open-webui": (
         "chat",
         "messages=chat.messages || thread(chat.history.messages, chat.history.currentId), "
@@ -100,10 +108,9 @@ PRESETS: dict[str, tuple[str, str]] = {
         "instruction input^context output^response -history",
         f'messages=join(`"\\n"`, [instruction, input, context][?@]), {_ANSWER}, {_CONTEXT}',
     ),
-    "pairs": (
-        f"{_QUESTION} {_REPLY} -context -history -documents",
-        f"messages={_QUESTION}, answer={_REPLY}, {_CONTEXT}".replace("^", " || "),
-    ),
+    "pair-rows": (f"{_PAIR_KEYS} {_CHAT}", f"{_PAIR}, {_PART}"),
+    "pairs": (_PAIR_KEYS, _PAIR),
+    "user-assistant": ("user assistant", f"messages=user, answer=assistant, {_CONTEXT}"),
 }
 """Keys and mapping of presets by name. A record is read with the first preset that matches."""
 

@@ -274,6 +274,12 @@ SHAPES: dict[str, Shape] = {
     ],
     "chatgpt": lambda i, q, a: [{"mapping": chatgpt(q, a), "current_node": "b"}],
     "rows": rows,
+    "message-rows": lambda i, q, a: [
+        {"session_id": f"s{i}", "message": {"type": kind, "data": {"content": text}}}
+        for kind, text in (("human", q), ("ai", a))
+    ],
+    "pair-rows": lambda i, q, a: [{"conversation_id": i, "turn": 0, "prompt": q, "response": a}],
+    "user-assistant": lambda i, q, a: [{"user": q, "assistant": a}],
     "instruction": lambda i, q, a: [
         {"instruction": q.partition("\n")[0], "input": q.partition("\n")[2], "output": a}
     ],

@@ -228,3 +228,16 @@ def test_table_with_a_damaged_part_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(pyarrow.compress(b'{"a": 1}\n' * 999, "zstd", asbytes=True)[:-9])
     with pytest.raises(InputError, match=r"talk.csv: "):
         load_inputs([path])
+
+
+def test_rows_of_one_conversation_are_its_turns(tmp_path: Path) -> None:
+    turns = [{"prompt": f"Q{i}", "response": f"A{i} " * 9} for i in range(3)]
+    rows = [{"conversation_id": 7, "ts": 9 - i, **turn} for i, turn in enumerate(turns)]
+    whole = [[{"human": t["prompt"]}, {"gpt": t["response"]}] for t in reversed(turns)]
+    counts = []
+    for records in (rows, [{"conversations": [item for turn in whole for item in turn]}]):
+        path = tmp_path / "talk.jsonl"
+        path.write_bytes(as_lines(records))
+        counts.append(count(path))
+    assert counts[0] == counts[1]
+    assert counts[0][0] == 1
