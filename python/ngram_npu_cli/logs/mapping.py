@@ -33,7 +33,8 @@ _ENVELOPES = (
     *("data", "body", "payload", "event", "log", "message", "@message", "value", "json", "record"),
     *("item", "_source", "hits", "result", "results"),
 )
-"""Keys of objects that may contain a record. So may an object that is the only one."""
+"""Keys of objects that may contain a record. So may an object that is the only one, and all objects
+if there is nothing else: they are records by their ids."""
 _CALL_KEYS = {
     *("request", "response", "responses", "choices", "completion", "input", "output", "prompt"),
     *("messages", "conversations", "tools", "turns"),
@@ -255,7 +256,8 @@ def _list_nested(record: Record) -> list[tuple[str, Any]]:
     """Returns key and value of the objects in lists of a record, and of its envelopes."""
     decoded = {key: decode_json(value) for key, value in record.items()}
     objects = {key: value for key, value in decoded.items() if isinstance(value, (dict, list))}
-    is_map = all(isinstance(value, dict) for value in decoded.values())  # of records by their ids
+    is_envelope = any(isinstance(objects.get(key), dict) for key in _ENVELOPES)
+    is_map = not is_envelope and all(isinstance(value, dict) for value in decoded.values())
     nested: list[tuple[str, Any]] = []
     for key, value in () if _CALL_KEYS & record.keys() else objects.items():
         if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1 or is_map):

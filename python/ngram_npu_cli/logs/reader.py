@@ -241,7 +241,7 @@ def read_logs(
                     break
 
     inputs: list[InputLog] = []
-    omitted: defaultdict[str, list[str]] = defaultdict(list)
+    omitted: defaultdict[str, dict[str, str]] = defaultdict(dict)
     reader = BatchReader(options, scope_field, convert)
     batches = read_numbered_batches()
     with closing(map_in_order(reader.read, batches, options.jobs or 1)) as all_results:
@@ -262,15 +262,15 @@ def read_logs(
             except RecordError as error:
                 if options.strict or not is_in_folder or skipped.used:
                     raise  # a file found in a folder is left out only if it has no conversation
-                reason = str(error).partition(_FORMAT_NOTE)[0]
-                omitted[_get_kind(file)].append(reason)
+                omitted[_get_kind(file)][str(file)] = str(error).partition(_FORMAT_NOTE)[0]
             else:
                 inputs.append(InputLog(name, notes))
     omissions = []
     for kind, reasons in omitted.items():
-        shown = [f"{reason:.240}" for reason in reasons[:_MAX_REASONS]]
-        more = [f"{len(reasons) - len(shown)} more"] * (len(reasons) > len(shown))
-        omissions.append(f"not logs, skipped: {len(reasons)} {kind}: {'; '.join(shown + more)}")
+        shown = [f"{reason:.240}" for reason in list(reasons.values())[:_MAX_REASONS]]
+        names = list(reasons)[_MAX_REASONS:]  # without their reasons
+        shown += [f"and {', '.join(names)}"] if names else []
+        omissions.append(f"not read: {len(reasons)} {kind}: {'; '.join(shown)}")
     if not inputs and omissions:
         raise InputError(omissions[0])
     return inputs, omissions

@@ -270,14 +270,15 @@ def test_files_that_are_not_logs_are_skipped(write_jsonl: Writer, tmp_path: Path
     (tmp_path / "logs/nginx.log").write_text('1.2.3.4 - "GET / HTTP/1.1" 200\n' * 3)
     (tmp_path / "logs/empty.jsonl").write_text("")
     (tmp_path / "logs/docs").mkdir()
-    (tmp_path / "logs/docs/image.png").write_bytes(b"\x89PNG\r\n" + bytes(100))
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / f"logs/docs/{name}.png").write_bytes(b"\x89PNG\r\n" + bytes(100))
     (item,) = load_inputs([tmp_path / "logs"])
     assert (item.name, len(item.conversations)) == ("talk", 2)
     kinds = [note.partition(": ")[2].partition(": ") for note in item.notes]
     names = {kind: re.findall(r"/([\w.]+)[:;]", f"{reasons};") for kind, _, reasons in kinds}
     assert names == {
         "2 files of the kind .json": ["config.json", "tsconfig.json"],
-        "1 files of the kind .png": ["image.png"],
+        "4 files of the kind .png": ["a.png", "b.png", "c.png", "d.png"],
         "1 files of the kind .jsonl": ["empty.jsonl"],
         "1 files of the kind .log": ["nginx.log"],
     }
@@ -287,7 +288,7 @@ def test_files_that_are_not_logs_are_skipped(write_jsonl: Writer, tmp_path: Path
             load_inputs([tmp_path / "logs" / name])
     write_jsonl({"version": 3}, name="other/config.json")
     for read in (load_inputs, read_traffic):
-        with pytest.raises(InputError, match=r"not logs, skipped: .*config.json"):
+        with pytest.raises(InputError, match=r"not read: .*config.json"):
             read([tmp_path / "other"])
     with pytest.raises(InputError, match=r"config.json:1"):
         load_inputs([tmp_path / "logs"], ReadingOptions(strict=True))
