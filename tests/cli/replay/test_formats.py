@@ -20,7 +20,6 @@ from log_samples import (
     insert_number,
     make_body,
     make_choice,
-    serialize_as_json,
 )
 from ngram_npu.errors import InputError
 from ngram_npu_cli.logs.files import read_batches
@@ -62,30 +61,16 @@ def read_texts(
     return texts, errors
 
 
-FORMS = [
-    (name, form)
-    for name, sample in SAMPLES.items()
-    for form in ("lines", "array", "pretty", "--map")
-    if sample.serialize is serialize_as_json or form == "lines"
-]
-
-
-@pytest.mark.parametrize(("name", "form"), FORMS)
-def test_sample_is_read_from_lines_and_documents(tmp_path: Path, name: str, form: str) -> None:
-    path = tmp_path / "traffic.json"
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sample_is_read_with_and_without_its_preset(write_jsonl: Writer, name: str) -> None:
     sample = SAMPLES[name]
     records = [insert_number(sample.record, number) for number in (1, 2)]
-    if form == "array":
-        path.write_text(json.dumps(records))
-    elif form == "pretty":
-        path.write_text("\n" + json.dumps(records, indent=2) + "\n")
-    else:
-        lines = [line for record in records for line in sample.serialize(record)]
-        path.write_text("".join(f"{line}\n" for line in lines))
-    texts, errors = read_texts(path, sample.preset if form == "--map" else None)
-    assert not errors
-    conversations = [conversation for line in texts.values() for conversation in line]
-    assert conversations == [*insert_number(sample.expected, 1), *insert_number(sample.expected, 2)]
+    path = write_jsonl(*(line.encode() for record in records for line in sample.serialize(record)))
+    for map_text in (None, sample.preset):
+        texts, errors = read_texts(path, map_text)
+        assert not errors
+        conversations = [conversation for line in texts.values() for conversation in line]
+        assert conversations == [c for number in (1, 2) for c in make_expected(name, number)]
 
 
 # Responses in unusual forms
