@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 _ANSWER = "answer=response || completion || output"
+_BATCH_ANSWER = "answer=response || result.message || result"
 _CONTEXT = "system=system || instructions || system_prompt, tools=tools"
 _CHAT = (
     "conversation_id|conversationId|conversationID|conv_id|thread_id|threadId|session_id|sessionId|"
@@ -42,20 +43,14 @@ PRESETS: dict[str, tuple[str, str]] = {
         "modelId input output",
         "messages=input.inputBodyJson, answer=json(output.outputBodyJson), id=requestId",
     ),
-    "anthropic-batch": (
-        "custom_id params result",
-        "messages=params, answer=result.message || result",
+    "batch": (
+        "custom_id body^params response^result",
+        f"messages=body^params, {_BATCH_ANSWER}",
     ),
-    "anthropic-batch-requests": ("custom_id params", "messages=params, conversation=custom_id"),
-    "anthropic-batch-results": (
-        "custom_id result",
-        "answer=result.message || result, conversation=custom_id",
-    ),
-    "openai-batch": ("custom_id body response", "messages=body, answer=response"),
-    "openai-batch-requests": ("custom_id body", "messages=body, conversation=custom_id"),
-    "openai-batch-responses": (
-        "custom_id response -request -messages -prompt",
-        "answer=response, conversation=custom_id",
+    "batch-requests": ("custom_id body^params", "messages=body^params, conversation=custom_id"),
+    "batch-results": (
+        "custom_id response^result -request -messages -prompt",
+        f"{_BATCH_ANSWER}, conversation=custom_id",
     ),
     "litellm": (
         "call_type messages|proxy_server_request response",

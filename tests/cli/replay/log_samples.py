@@ -392,7 +392,7 @@ SAMPLES: dict[str, Sample] = {
         [[(" p_# ", " saida_#  againa_# ")], [(" q_# ", " saidb_#  againb_# ")]],
     ),
     "run-batch": Sample(
-        "openai-batch",
+        "batch",
         {
             "id": "v",
             "custom_id": "r-#",

@@ -150,7 +150,7 @@ SHAPES: dict[str, Shape] = {
     ],
     "messages-response": lambda i, q, a: [{"messages": [user(q)], "response": completion(a)}],
     "openai-response": lambda i, q, a: [{"messages": [user(q)], **completion(a)}],
-    "openai-batch": lambda i, q, a: [
+    "batch: OpenAI": lambda i, q, a: [
         {
             "custom_id": f"r{i}",
             "body": {"messages": [user(q)]},
@@ -158,15 +158,15 @@ SHAPES: dict[str, Shape] = {
             "error": None,
         }
     ],
-    "openai-batch: two files": lambda i, q, a: [
+    "batch-requests, batch-results: OpenAI": lambda i, q, a: [
         {"custom_id": f"r{i}", "method": "POST", "body": {"messages": [user(q)]}},
         {"id": "b", "custom_id": f"r{i}", "response": {"status_code": 200, "body": completion(a)}},
     ],
-    "anthropic-batch": lambda i, q, a: [
+    "batch: Anthropic": lambda i, q, a: [
         {"custom_id": f"r{i}", "params": {"messages": [user(q)]}}
         | {"result": {"type": "succeeded", "message": assistant(a) | {"content": parts(a)}}},
     ],
-    "anthropic-batch: two files": lambda i, q, a: [
+    "batch-results, batch-requests: Anthropic": lambda i, q, a: [
         {"custom_id": f"r{i}", "result": {"type": "succeeded", "message": assistant(a)}},
         {"custom_id": f"r{i}", "params": {"messages": [user(q)]}},
     ],
