@@ -34,7 +34,7 @@ def decode_json(value: Any) -> Any:
 
 def is_empty(value: Any) -> bool:
     """Whether JMESPath treats a value as false: null, false, or an empty text, list or object."""
-    return value is None or value is False or (isinstance(value, (str, list, dict)) and not value)
+    return not value and (value is None or value is False or isinstance(value, (str, list, dict)))
 
 
 @cache
@@ -71,12 +71,10 @@ def _get_first(paths: list[list[str]], record: Any) -> Any:
     for path in paths:
         value = record
         for key in path:
-            if not isinstance(value, dict):
+            if isinstance(value, str):
                 value = decode_json(value)
             value = value.get(key) if isinstance(value, dict) else None
-        if value is None:
-            continue
-        if not is_empty(value):
+        if value is not None and not is_empty(value):
             return value
         first = value if first is None else first
     return first

@@ -155,7 +155,7 @@ class _RecordReader:
 
     def read(self, data: Any, location: str, number: str, depth: int = 0) -> Iterator[Item]:
         """Yields the items of one record; `number` is its id if it has none."""
-        data = decode_json(data)
+        data = data if isinstance(data, dict) else decode_json(data)
         if is_conversation(data):
             if self.mapping is not None and "content" in self.mapping.expressions:
                 for i, item in enumerate(data):
