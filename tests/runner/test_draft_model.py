@@ -29,7 +29,7 @@ WITHOUT_NGRAM_DRAFTS = NgramConfig(k=4, max_len=0)
         ("bad", {}),
         ("bad", {"asynchronous": False, "padded": False}),
         ("bad", {"engine": "index", "ngram": workload.LADDER_NGRAM}),
-        ("good", {"engine": "index", "ngram": workload.LIVE_STORE}),
+        ("good", {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM}),
         ("bad", {"merge": MergeConfig(min_match_len=3, extend=True)}),
         ("good", {"ngram": WITHOUT_NGRAM_DRAFTS}),
     ],
