@@ -148,11 +148,27 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, *__: object) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.error("--print-completion needs shtab: pip install shtab")
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM, description="N-gram speculative-decoding drafting.", allow_abbrev=False
     )
     parser.add_argument("--version", nargs=0, action=_PrintVersion, help="print the version")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes arguments in a shell, and exit",
+    )
     commands: dict[str, Any] = {
         "": parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     }

@@ -29,6 +29,10 @@ SAMPLE_SIZE = 10_000_000
 """Number of characters, for which measuring all settings takes two minutes on two cores."""
 
 
+COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""`shtab.FILE`, by which shells complete the names of files."""
+
+
 def make_parser(
     number_type: type, name: str, is_valid: Callable[[Any], bool], expected: str
 ) -> Callable[[str], Any]:
@@ -107,7 +111,9 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
             argument = describe_type(types_of_fields[name]) | option_field.metadata["argument"]
             if flags[0].startswith("-"):  # argparse sets both for positional arguments itself
                 argument |= {"dest": name, "default": option_field.default}
-            groups[group].add_argument(*flags, help=help_texts.get(name, ""), **argument)
+            action = groups[group].add_argument(*flags, help=help_texts.get(name, ""), **argument)
+            if action.metavar in ("FILE", "PATH"):
+                action.complete = COMPLETE_FILES
 
 
 def _is_argument(option_field: dataclasses.Field[Any]) -> bool:

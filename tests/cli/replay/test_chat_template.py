@@ -169,7 +169,8 @@ def test_template_without_package_names_the_package(
     load_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=f"its chat template needs {module.split('.')[0]}: pip inst"):
+    package = module.partition(".")[0]
+    with pytest.raises(InputError, match=f"default, its chat template needs {package}: pip inst"):
         load_template("{{ messages }}")
 
 

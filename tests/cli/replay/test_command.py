@@ -61,6 +61,21 @@ def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
     assert done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"), [("tune --runner h", "host"), ("learn -o tal", "talk.jsonl")]
+)
+def test_bash_completes_values_and_files(example: Path, words: str, completed: str) -> None:
+    pytest.importorskip("shtab")
+    script = (
+        f'eval "$("{sys.executable}" -m ngram_npu_cli --print-completion bash)"\n'
+        f'COMP_WORDS=(ngram-npu {words}) COMP_CWORD=3; _shtab_ngram_npu; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, cwd=example.parent
+    )
+    assert done.stdout == f"{completed}\n"
+
+
 def test_installed_command_calls_main_of_command_module() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="ngram-npu")
     assert script.value == "ngram_npu_cli.command:main"
