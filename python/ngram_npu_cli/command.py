@@ -115,18 +115,23 @@ class _Parser(argparse.ArgumentParser):
         line = f"{self.prog}: error: {message} (see {self.prog} --help)"
         self.exit(EXIT_USAGE, escape_unprintable(line) + "\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            from ngram_npu.errors import suggest_similar
+
+            error.message += suggest_similar(str(value), action.choices or ())
+            raise
+
 
 def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
-    """Returns an error message for unknown arguments, which suggests the most similar option."""
-    import difflib
+    """Returns an error message for unknown arguments, which suggests an option."""
+    from ngram_npu.errors import suggest_similar
 
-    message = f"unrecognized arguments: {' '.join(unknown)}"
-    for word in unknown:
-        option = word.partition("=")[0]
-        if option.startswith("--"):
-            similar = difflib.get_close_matches(option, parser._option_string_actions, n=1)
-            return message + "".join(f"; did you mean {name}?" for name in similar)
-    return message
+    words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    suggestion = suggest_similar(words[0], parser._option_string_actions) if words else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{suggestion}"
 
 
 class _PrintVersion(argparse.Action):
@@ -143,11 +148,27 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, *__: object) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.error("--print-completion needs shtab: pip install shtab")
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM, description="N-gram speculative-decoding drafting.", allow_abbrev=False
     )
     parser.add_argument("--version", nargs=0, action=_PrintVersion, help="print the version")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes arguments in a shell, and exit",
+    )
     commands: dict[str, Any] = {
         "": parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     }
@@ -259,6 +280,7 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
     from ngram_npu_cli.replay import format_table, replay
 
     replay_options = make_options(options.ReplayOptions, arguments)
+    replay_options = replace(replay_options, **(arguments.lookup or {}))
     return _print_report(
         arguments,
         lambda progress: replay(
@@ -276,7 +298,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
 
     from ngram_npu_cli.report import count_usable_cores
     from ngram_npu_cli.tune import CANDIDATES, format_report, tune
-    from ngram_npu_cli.tune.candidates import parse_candidate
+    from ngram_npu_cli.tune.candidates import list_candidates, parse_candidate
     from ngram_npu_cli.tune.html import save_html
 
     if arguments.html is not None:
@@ -293,7 +315,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
             _select_paths(arguments),
             cost,
             tune_options,
-            candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+            candidates=list_candidates(arguments.lookup) if arguments.lookup else CANDIDATES,
             against=against,
             progress=progress,
             command=command_line,
@@ -382,7 +404,7 @@ COMMANDS = (
     Command(
         "replay",
         _run_replay,
-        (options.ReplayOptions, options.LogCommandOptions),
+        (options.ReplayOptions, options.ReplayCommandOptions),
         "measure drafting on recorded conversations",
         "Replay recorded conversations: the recorded completion takes the place of the target "
         "model's output. Prints one line of drafting results per input.",

@@ -3,7 +3,6 @@ vLLM's ``additional_config``, which other backends use too."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -17,7 +16,7 @@ from ngram_npu.config import INDEX_POLICY, MAX_DRAFT_TOKENS, STORE_TOKENS, Ngram
 from ngram_npu.draft_costs import Costs
 from ngram_npu.drafting import uses_index
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
-from ngram_npu.errors import InputError
+from ngram_npu.errors import InputError, suggest_similar
 from ngram_npu.step_time import VerificationCost, load_cost
 from ngram_npu.store import tokenizer_digest
 
@@ -418,11 +417,9 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
 def _find_option_type(name: str, source: str) -> type:
     if name in OPTION_TYPES:
         return OPTION_TYPES[name]
-    hint = ""
+    hint = suggest_similar(name, OPTION_TYPES)
     if name in ("num_speculative_tokens", "k"):
         hint = "; num_speculative_tokens belongs in speculative_config"
-    elif similar := difflib.get_close_matches(name, OPTION_TYPES, n=1):
-        hint = f"; did you mean {similar[0]!r}?"
     known = ", ".join(OPTION_TYPES)
     raise ValueError(f"ngram_npu: unknown option {name!r} in {source}; known: {known}{hint}")
 
