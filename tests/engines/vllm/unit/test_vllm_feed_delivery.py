@@ -120,8 +120,7 @@ def count_rows(engine: Engine) -> int:
 
 def run_step(engine: Engine, output: Any) -> None:
     if not isinstance(engine, V2):
-        runner = SimpleNamespace(drafter=engine.drafter)
-        insertion.execute_model(lambda runner, scheduler_output: None, runner, output)
+        insertion.insert_texts(engine.drafter, output)
         return
     engine.add_requests(output)
     if engine.drafter._host is not None:
@@ -368,10 +367,23 @@ def test_text_without_a_store_on_the_rank_is_ignored() -> None:
     engine.add_requests(output)
 
 
-def test_v1_runner_that_inserts_no_text_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v1_runner_inserts_text_even_if_subclass_overrides_execute_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class GPUModelRunner:
+        def __init__(self, drafter: Any = None) -> None:
+            self.drafter = drafter
+
         def execute_model(self, scheduler_output: Any) -> str:
             return "result"
+
+    class OtherRunner(GPUModelRunner):
+        def execute_model(self, scheduler_output: Any) -> str:
+            return "other result"
+
+    class ExtendedRunner(GPUModelRunner):
+        def execute_model(self, scheduler_output: Any) -> str:
+            return "extended " + super().execute_model(scheduler_output)
 
     module: Any = ModuleType(RUNNER)
     module.GPUModelRunner = GPUModelRunner
@@ -381,13 +393,17 @@ def test_v1_runner_that_inserts_no_text_raises(monkeypatch: pytest.MonkeyPatch) 
         V1(**ON_HOST)
     V1(**STORE)
     insertion.install_v1(module)
-    engine = V1(**ON_HOST)
-    runner: Any = GPUModelRunner()
-    runner.drafter = engine.drafter
-    feed = Feed(engine)
-    feed.source.texts = [make_text(TEXT)]
-    assert runner.execute_model(scheduler_output=feed.scheduler.schedule()) == "result"
-    assert engine.store.statistics.tokens_held == len(TEXT)
+    for runner_class, result in (
+        (GPUModelRunner, "result"),
+        (OtherRunner, "other result"),
+        (ExtendedRunner, "extended result"),
+    ):
+        engine = V1(**ON_HOST)
+        runner: Any = runner_class(engine.drafter)
+        feed = Feed(engine)
+        feed.source.texts = [make_text(TEXT)]
+        assert runner.execute_model(scheduler_output=feed.scheduler.schedule()) == result
+        assert engine.store.statistics.tokens_held == len(TEXT)
 
 
 @pytest.mark.parametrize(
