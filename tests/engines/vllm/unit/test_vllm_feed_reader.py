@@ -24,7 +24,7 @@ from ngram_npu.engines.vllm.feed import addresses, connection, reader
 from ngram_npu.engines.vllm.feed.addresses import Publisher as Address
 from ngram_npu.engines.vllm.feed.events import TEXT_OVERHEAD
 from ngram_npu.engines.vllm.feed.reader import FeedReader
-from ngram_npu.engines.vllm.feed.texts import FeedCounters
+from ngram_npu.engines.vllm.feed.texts import MAX_TEXTS, FeedCounters
 
 MAX_TOKENS = 4 * BLOCK
 """Tokens that the tests take at once."""
@@ -187,6 +187,18 @@ def test_taken_texts_have_at_most_max_tokens(
     collector = TextCollector(feed_reader, 7)
     collector.wait_for(text)
     assert list(collector.tokens) == [0]
+
+
+def test_number_of_taken_texts_is_limited(
+    publishers: Callable[..., Publisher], start: Start
+) -> None:
+    source = publishers()
+    feed_reader, _ = start(source)
+    for seed in range(MAX_TEXTS + 1):
+        source.publish(make_event(make_text(seed), name=f"{seed}"))
+    wait_until(lambda: len(feed_reader.ready) == MAX_TEXTS + 1)
+    assert len(feed_reader.take_texts(1 << 20)) == MAX_TEXTS
+    assert len(feed_reader.take_texts(1 << 20)) == 1
 
 
 def test_own_publisher_is_not_read(
