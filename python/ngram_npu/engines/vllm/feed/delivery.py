@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.engines.vllm.feed.texts import CONTEXT_TOKENS, FedText, TextSource
+from ngram_npu.engines.vllm.metrics import FeedMetrics, call_repeatedly
 from ngram_npu.engines.vllm.options import (
     Options,
     engine_index,
@@ -36,7 +37,6 @@ from ngram_npu.engines.vllm.patching import (
     wrap_function,
 )
 from ngram_npu.engines.vllm.sharing import count_text_rows
-from ngram_npu.engines.vllm.stats import FeedMetrics
 from ngram_npu.tensors import Int32Array
 
 ATTRIBUTE = "ngram_npu_texts"
@@ -212,7 +212,8 @@ def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         return
     text_delivery = TextDelivery(source, count_text_rows(options))
     attach(scheduler, text_delivery)
-    FeedMetrics(vllm_config).start(source, text_delivery.closed)
+    metrics = FeedMetrics(vllm_config)
+    call_repeatedly(lambda: metrics.update(source.get_counters()), text_delivery.closed)
 
 
 def make_source(vllm_config: Any, options: Options) -> TextSource:
