@@ -118,7 +118,7 @@ WRONG_TREES: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: _change_spec(t, reference=reference.prepare_inputs),
         "not in tests/ops/reference/drafting.py",
     ),
-    "no row of the table": _make_page_removal("docs/README.md"),
+    "not in the list of pages": _make_page_removal("docs/README.md"),
     "no parameters": (
         _make_removal("sources", "csrc/core/drafting.h"),
         "no NgramStepParams in csrc/core/drafting.h",
