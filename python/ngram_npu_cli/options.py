@@ -370,6 +370,10 @@ class TuneCommandOptions(LogCommandOptions):
         against: a setting to compare with, as fields of NgramConfig, such as '{"min_n": 2, "max_n":
             4, "k": 3}' (default: n-grams of 2 to 5, k = 5)
         html: write a report for a browser (needs the extra html)
+        beside: instead of searching settings, estimate what n-grams add to a neural drafter (EAGLE,
+            MTP, a draft model) of which MEAN_ACCEPTED draft tokens per step are accepted (vLLM's
+            mean acceptance length - 1)
+        k: draft tokens per step of this drafter, with --beside (default: 4)
     """
 
     cost: str = option(
@@ -379,6 +383,8 @@ class TuneCommandOptions(LogCommandOptions):
     lookup: Any = option(group="search", type=parse_lookup, metavar=LOOKUP_METAVAR)
     against: str | None = option(group="search", metavar="JSON")
     html: Path | None = option(group="output")
+    beside: float | None = option(group="neural drafter", type=float, metavar="MEAN_ACCEPTED")
+    k: int | None = option(group="neural drafter", metavar="K")
 
 
 @dataclass(frozen=True, kw_only=True)
