@@ -166,18 +166,6 @@ def test_addresses_follow_names_and_survive_failures(
     ]
 
 
-def test_own_publisher_is_left_out(
-    fake_names: Callable[..., Names], caplog: pytest.LogCaptureFixture
-) -> None:
-    hosts = [Publisher("127.0.0.1", 5557), Publisher("127.0.0.1", 5558), Publisher("vllm", 5557)]
-    fake_names(**{"127.0.0.1": ["127.0.0.1"], "vllm": ["127.0.0.1", "10.0.0.2"]})
-    book = AddressBook(hosts, "tcp://*:5557", StateLog())
-    wait_until(lambda: len(book.addresses) > 0)
-    book.close()
-    assert book.addresses == (Publisher("127.0.0.1", 5558), Publisher("10.0.0.2", 5557))
-    assert sum("own publisher" in text for text in caplog.messages) == 1
-
-
 def test_number_of_addresses_is_limited(
     fake_names: Callable[..., Names], caplog: pytest.LogCaptureFixture
 ) -> None:
