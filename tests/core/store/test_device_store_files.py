@@ -96,15 +96,6 @@ def test_full_store_is_saved_completely(tmp_path: Path, length: int) -> None:
     assert read_store(NgramStore.load(tmp_path / "store")) == read_store(store)
 
 
-def test_store_of_another_vocabulary_is_rejected() -> None:
-    store = DeviceStore(6, 4096, max_batch=8, tokenizer="ab" * 16)
-    other = NgramStore(1, 4096, tokenizer="cd" * 16)
-    with pytest.raises(ValueError, match=f"merge: expected a store of vocabulary {'ab' * 16}"):
-        store.merge(other)
-    with pytest.raises(ValueError, match="expected 32 hexadecimal digits"):
-        DeviceStore(6, 4096, max_batch=8, tokenizer="x")
-
-
 class LateStreams(CpuStreams):
     """Calls ``change`` between the copy on the device and the copy to the host."""
 
