@@ -215,6 +215,14 @@ def test_record_has_every_kernel_and_no_problem() -> None:
         assert record["thread_instructions"][kernel] == count_thread_instructions(counts)
 
 
+def test_size_above_baseline_fails() -> None:
+    totals = json.loads(cuda_sass.RECORD.read_text())["thread_instructions"]
+    assert cuda_sass.find_sizes_above_baseline(totals) == []
+    worse = {"step, sm_80": {"128x64 of 64": 3}, "plain_scan, sm_80": {"128x64": 2}}
+    problem = "step, sm_80: 128x64 of 64: 3 instructions, plain scan 2"
+    assert cuda_sass.find_sizes_above_baseline(worse) == [problem]
+
+
 def test_count_thread_instructions_adds_warps_by_their_number_of_loads() -> None:
     counts = {"instructions_per_idle_warp": 1}
     for size, count in zip(cuda_sass.LOADS, (10, 100, 1000, 10000), strict=True):
