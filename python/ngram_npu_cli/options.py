@@ -147,8 +147,9 @@ def read_attribute_docs(options_class: type) -> dict[str, str]:
 
 def make_options(options_class: Callable[..., Options], arguments: argparse.Namespace) -> Options:
     """Returns an object of an options class with the values of the command line."""
-    fields = filter(_is_argument, dataclasses.fields(options_class))  # type: ignore[arg-type]
-    return options_class(**{field.name: getattr(arguments, field.name) for field in fields})
+    fields: Any = dataclasses.fields(options_class)  # type: ignore[arg-type]
+    names = [field.name for field in filter(_is_argument, fields)]
+    return options_class(**{name: getattr(arguments, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,7 +204,7 @@ def estimate_beside(
     positions = []
     for done, request in enumerate(traffic.requests, 1):
         positions.append(find_positions(request, k))
-        progress(Progress("n-grams", "look up", done, len(traffic.requests)))
+        progress(Progress("n-grams", "replay", done, len(traffic.requests)))
     num_tokens, results = traffic.tokens.sum(), []
     for model in MODELS:
         counts = simulate_drafters(positions, model, mean_accepted, k)
