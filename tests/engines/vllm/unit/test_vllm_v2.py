@@ -47,13 +47,6 @@ def test_rows_out_of_range_get_no_draft_and_other_rows_do(engine: str) -> None:
     assert drafts[3].tolist() == [9, 1, 2, 3]
 
 
-def test_draft_may_exceed_max_model_len_as_the_stock_draft_may() -> None:
-    engine = V2()
-    engine.begin(Request("full", [*([1, 2, 3] * LENGTH)][: LENGTH - 1]))
-    drafts = engine.step({"full": [([1, 2, 3] * LENGTH)[LENGTH - 1]]})
-    assert drafts["full"] == [1, 2, 3, 3]
-
-
 @pytest.mark.parametrize("options", [{}, {"draft_on": "host"}, {"method": "eagle"}])
 def test_dummy_run_and_warm_up_call_no_lookup(options: dict[str, str]) -> None:
     has_neural_drafter = "method" in options
@@ -125,12 +118,6 @@ def test_stock_speculator_is_created_for_an_unknown_state(
     assert reason in line
 
 
-def test_stock_speculator_is_created_without_kernels() -> None:
-    speculator, reasons = replace_stock(RequestState(), torch.device("xpu"))
-    assert isinstance(speculator, Stock)
-    assert reasons == ["no kernels for xpu"]
-
-
 # N-gram drafts with a neural drafter.
 
 PASSAGE = list(range(10, 30))
@@ -175,13 +162,6 @@ def test_ngram_draft_replaces_neural_draft_with_lower_acceptance(options: Any) -
     assert propose(engine, "twice once", [1, 1]) == [NGRAM_DRAFT, NEURAL_DRAFTS[1]]
     rows = [engine.get_row("twice"), engine.get_row("once")]
     assert engine.drafter.neural_acceptance[rows, 1].tolist() == [1, 1 + K]
-
-
-@with_each_lookup
-def test_neural_drafts_are_kept_while_they_are_accepted(options: Any) -> None:
-    engine = make_engine(**options)
-    for _ in range(20):
-        assert propose(engine, "twice once", [K + 1, K + 1]) == NEURAL_DRAFTS[:2]
 
 
 def test_new_request_begins_with_the_highest_acceptance() -> None:
