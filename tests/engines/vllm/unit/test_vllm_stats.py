@@ -128,8 +128,8 @@ def test_counts_of_a_gpu_are_read_without_waiting(monkeypatch: pytest.MonkeyPatc
     assert tokens[0, 3].tolist() == [5, 5, *[0] * (K - 2)]
 
 
-class FakeCounter:
-    """A fake of prometheus_client's Counter that keeps the values of all counters."""
+class FakeMetric:
+    """A fake of prometheus_client's Counter and Gauge that keeps the values of all metrics."""
 
     values: dict[tuple[str, ...], float]
 
@@ -144,26 +144,38 @@ class FakeCounter:
         def increase(amount: float = 1) -> None:
             self.values[key] = self.values.get(key, 0) + amount
 
-        return SimpleNamespace(inc=increase)
+        return SimpleNamespace(inc=increase, set=lambda value: self.values.update({key: value}))
 
 
-def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
-    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=FakeCounter))
+def make_gauge(*arguments: Any, multiprocess_mode: str) -> FakeMetric:
+    assert multiprocess_mode == "mostrecent"  # includes processes that have ended
+    return FakeMetric(*arguments)
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], float]:
+    """The values of all metrics, by the names of the metric and of its labels."""
+    monkeypatch.setattr(FakeMetric, "values", {}, raising=False)
+    module = SimpleNamespace(Counter=FakeMetric, Gauge=make_gauge)
+    monkeypatch.setitem(sys.modules, "prometheus_client", module)
     monkeypatch.setattr(stats, "_registered_metrics", {})
+    return FakeMetric.values
+
+
+def test_counters_are_exported_to_prometheus(exported: Any) -> None:
     engine = CountingEngine()
     engine.observe()
     engine.observe(num_sampled=2, length=12)
-    assert FakeCounter.values == {
+    assert exported == {
         ("ngram_npu_proposals",): 2,
         ("ngram_npu_rows",): 2,
         ("ngram_npu_drafts",): 2,
         ("ngram_npu_draft_tokens",): 4,
         ("ngram_npu_propose_seconds",): 0.002,
     }
-    FakeCounter.values.clear()
+    exported.clear()
     del engine
-    assert FakeCounter.values == {
+    assert exported == {
         ("ngram_npu_source_rows", "index"): 0,
         ("ngram_npu_source_rows", "scan"): 2,
         ("ngram_npu_verified_tokens", "3", "0"): 1,
@@ -172,46 +184,23 @@ def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-class FakeGauge(FakeCounter):
-    """A fake of prometheus_client's Gauge."""
-
-    def __init__(
-        self, name: str, text: str, names: tuple[str, ...], multiprocess_mode: str
-    ) -> None:
-        assert multiprocess_mode == "mostrecent"  # includes processes that have ended
-        super().__init__(name, text, names)
-
-    def labels(self, **labels: str) -> Any:
-        _, _, *values = labels.values()  # after the model's name and the engine's number
-        key = self.name, *values
-        return SimpleNamespace(set=lambda value: self.values.update({key: value}))
-
-
-def test_draft_lengths_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
-    module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge)
-    monkeypatch.setitem(sys.modules, "prometheus_client", module)
-    monkeypatch.setattr(stats, "_registered_metrics", {})
+def test_draft_lengths_are_exported_to_prometheus(exported: Any) -> None:
     metrics = stats.DraftLengthMetrics(make_config())
     metrics.observe_change("9-16", 3, 1.25)
     metrics.observe_change("9-16", 0, 1.0)
-    assert FakeCounter.values == {
+    assert exported == {
         ("ngram_npu_draft_length", "9-16"): 0,
         ("ngram_npu_goodput", "9-16"): 1.0,
         ("ngram_npu_draft_length_changes", "9-16"): 2,
     }
 
 
-def test_feed_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
-    module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge)
-    monkeypatch.setitem(sys.modules, "prometheus_client", module)
-    monkeypatch.setattr(stats, "_registered_metrics", {})
+def test_feed_counters_are_exported_to_prometheus(exported: Any) -> None:
     metrics = stats.FeedMetrics(make_config())
     metrics.update(FeedCounters(texts=1, tokens=20, publishers=2, age_seconds=0.5))
     counters = FeedCounters(texts=3, tokens=50, gaps=1, orphans=2, dropped=4, rejected=5)
     metrics.update(counters)
-    assert FakeCounter.values == {
+    assert exported == {
         (f"ngram_npu_feed_{field.name}",): getattr(counters, field.name)
         for field in dataclasses.fields(FeedCounters)
     }

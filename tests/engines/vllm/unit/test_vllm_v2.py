@@ -207,18 +207,6 @@ def test_positions_beyond_requested_draft_tokens_are_empty() -> None:
     assert acceptance[1] == 1, "expected no neural draft token"
 
 
-def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM requests no drafts in large batches (num_speculative_tokens_per_batch_size)."""
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
-    engine = make_engine(**STORE)
-    for token in (1, 2, 3):
-        drafts = engine.step({"twice": [token]}, 0, 0, num_speculative_tokens=0)
-        assert drafts["twice"] == [-1] * K
-    text = np.array(engine.alive["twice"].tokens, np.int32)
-    engine.index.check_integrity({engine.get_row("twice"): text})
-    assert engine.store.statistics.tokens_inserted == 3
-
-
 @pytest.mark.usefixtures("_wrap_add_requests")
 def test_text_is_stored_in_the_prompt_scope_of_its_tenant_too() -> None:
     engine = V2(**STORE, prompt_scopes=True)
