@@ -17,8 +17,7 @@ constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // Returns the number of blocks of a kernel that the current device runs concurrently. Does not wait for the device;
-// allowed during graph capture. All calls for a kernel must have the same number of threads and of bytes, because the
-// result is kept per kernel and device.
+// allowed during graph capture.
 int32_t resident_blocks(const void* kernel, int32_t threads, size_t shared_bytes);
 
 // Returns the grid for one thread, warp or block per item, with per_block items per block. The grid has at least one

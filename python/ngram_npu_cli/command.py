@@ -297,7 +297,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     from ngram_npu.errors import import_optional
 
     from ngram_npu_cli.report import count_usable_cores
-    from ngram_npu_cli.tune import CANDIDATES, format_report, tune
+    from ngram_npu_cli.tune import CANDIDATES, beside, format_report, tune
     from ngram_npu_cli.tune.candidates import list_candidates, parse_candidate
     from ngram_npu_cli.tune.html import save_html
 
@@ -306,6 +306,22 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.select_batch_sizes(arguments.batch_size)
+    _check_beside(arguments)
+    if arguments.beside is not None:
+        return _print_report(
+            arguments,
+            lambda progress: beside.estimate_beside(
+                _select_paths(arguments),
+                cost,
+                arguments.beside,
+                arguments.k or 4,
+                make_options(options.TuneOptions, arguments),
+                progress=progress,
+                command=command_line,
+            ),
+            beside.format_report,
+            list_notes=lambda report: report.traffic["notes"],
+        )
     against = None if arguments.against is None else parse_candidate(arguments.against)
     tune_options = make_options(options.TuneOptions, arguments)
     tune_options = replace(tune_options, jobs=tune_options.jobs or count_usable_cores())
@@ -324,6 +340,19 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
         (arguments.html, save_html),
         list_notes=lambda report: report.traffic["notes"],
     )
+
+
+def _check_beside(arguments: argparse.Namespace) -> None:
+    """Raises an InputError for an option that has no effect with, or without, `--beside`."""
+    from ngram_npu.errors import InputError
+
+    if arguments.beside is None:
+        if arguments.k is not None:
+            raise InputError(f"--k: expected only with --beside, got {arguments.k}")
+        return
+    for name in ("lookup", "runner", "synchronous", "store", "against", "html"):
+        if value := getattr(arguments, name):
+            raise InputError(f"--{name}: expected none with --beside, got {value}")
 
 
 def _parse_cost(text: str) -> VerificationCost:

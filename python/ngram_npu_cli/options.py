@@ -147,8 +147,9 @@ def read_attribute_docs(options_class: type) -> dict[str, str]:
 
 def make_options(options_class: Callable[..., Options], arguments: argparse.Namespace) -> Options:
     """Returns an object of an options class with the values of the command line."""
-    fields = filter(_is_argument, dataclasses.fields(options_class))  # type: ignore[arg-type]
-    return options_class(**{field.name: getattr(arguments, field.name) for field in fields})
+    fields: Any = dataclasses.fields(options_class)  # type: ignore[arg-type]
+    names = [field.name for field in filter(_is_argument, fields)]
+    return options_class(**{name: getattr(arguments, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,6 +371,10 @@ class TuneCommandOptions(LogCommandOptions):
         against: a setting to compare with, as fields of NgramConfig, such as '{"min_n": 2, "max_n":
             4, "k": 3}' (default: n-grams of 2 to 5, k = 5)
         html: write a report for a browser (needs the extra html)
+        beside: instead of searching settings, estimate what n-grams add to a neural drafter (EAGLE,
+            MTP, a draft model) of which MEAN_ACCEPTED draft tokens per step are accepted (vLLM's
+            mean acceptance length - 1)
+        k: draft tokens per step of this drafter, with --beside (default: 4)
     """
 
     cost: str = option(
@@ -379,6 +384,8 @@ class TuneCommandOptions(LogCommandOptions):
     lookup: Any = option(group="search", type=parse_lookup, metavar=LOOKUP_METAVAR)
     against: str | None = option(group="search", metavar="JSON")
     html: Path | None = option(group="output")
+    beside: float | None = option(group="neural drafter", type=float, metavar="MEAN_ACCEPTED")
+    k: int | None = option(group="neural drafter", metavar="K")
 
 
 @dataclass(frozen=True, kw_only=True)

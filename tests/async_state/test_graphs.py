@@ -3,7 +3,6 @@ addresses, and a graph for more requests than the step has gives the same inputs
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from ngram_npu.async_state import AsyncSpecState, KVGroup
 
 from async_state import admit_row, make_batch, make_samples, make_small_state
-from async_state.devices import ChangedLaunchError, LateDevice
 
 MAX_ROWS = 3
 _INPUTS = (
@@ -89,18 +87,3 @@ def test_inputs_and_results_of_steps_keep_their_addresses() -> None:
 def test_correct_inputs_with_invalid_count_raises(count: Any) -> None:
     with pytest.raises(ValueError, match=f"correct_inputs: num_requests: .* 0 to 3, got {count}"):
         make_state().correct_inputs(count)
-
-
-def test_replay_with_changed_address_raises() -> None:
-    device = LateDevice("lazy", random.Random(0))
-    state = make_state(device)
-
-    def replay() -> None:
-        device.replay("graph", lambda: state.correct_inputs(MAX_ROWS))
-
-    replay()
-    replay()
-    state._device_state._num_sampled = device.tensor((MAX_ROWS,), torch.int32)
-    state._device_state._views.clear()
-    with pytest.raises(ChangedLaunchError, match="correct_spec_state_"):
-        replay()

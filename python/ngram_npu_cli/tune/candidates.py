@@ -112,7 +112,7 @@ _LADDERS = [
 ]
 
 
-def _list_trimmed(**bounds: int) -> list[Candidate]:
+def _list_trimmed(**bounds: Any) -> list[Candidate]:
     return [
         Candidate.of(**bounds, k=k, match_policy=policy)
         for k in (2, 3, 5, 8, 12, 16, 32)
@@ -120,9 +120,9 @@ def _list_trimmed(**bounds: int) -> list[Candidate]:
     ]
 
 
-def _list_padded(**bounds: int) -> list[Candidate]:
-    options: dict[str, Any] = {"match_policy": "latest", "overlap": bounds["min_n"] == 1, **bounds}
-    return [Candidate.of(k=k, drafts="padded", **options) for k in (1, 2, 3, 5, 8, 12)]
+def _list_padded(**bounds: Any) -> list[Candidate]:
+    bounds |= {"match_policy": "latest", "overlap": bounds["min_n"] == 1}
+    return [Candidate.of(k=k, drafts="padded", **bounds) for k in (1, 2, 3, 5, 8, 12)]
 
 
 CANDIDATES = (

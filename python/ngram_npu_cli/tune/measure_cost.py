@@ -193,7 +193,7 @@ class _Server:
             raise self._make_error("/metrics", status, text)
         families = self._parse_metrics(text)
         samples = chain.from_iterable(family.samples for family in families)
-        return sum(sample.value for sample in samples if sample.name == _DRAFT_COUNTER)
+        return float(sum(s.value for s in samples if s.name == _DRAFT_COUNTER))
 
     def run(self, batch: int, max_tokens: int) -> list[Stream]:
         """Sends ``batch`` identical requests at the same time, and returns the responses."""

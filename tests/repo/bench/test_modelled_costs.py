@@ -8,6 +8,7 @@ from tools.bench.data import make_workload
 from tools.bench.ops.ascendc_model import (
     CORES,
     MODEL,
+    PADDED_SLOTS,
     SHORT_ROWS,
     Twin,
     make_bookkeeping,
@@ -113,3 +114,11 @@ def test_bookkeeping_costs_are_at_most_linear_in_the_requests() -> None:
             assert result["counts"]["copies"] > 0, op
             assert result["counts"]["scalar_gm"] <= 16 * batch, op
             assert result["counts"]["syncs"] <= 2.5 * batch, op
+
+
+def test_padding_of_slots_takes_less_than_one_scalar_access_per_eight_slots() -> None:
+    twin = Twin()
+    with twin.replace_cpu():
+        calls = make_bookkeeping(Size(8, 4096), 4, PADDED_SLOTS)
+        for op in ("compute_slot_mapping_", "correct_spec_state_"):
+            assert model_call(twin, calls[op])["counts"]["scalar_ub"] < PADDED_SLOTS / 8, op

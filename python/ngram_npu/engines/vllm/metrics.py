@@ -51,8 +51,9 @@ _STORE_COUNTERS = {
 # A metric can be registered only once per process, but a process may start several engines.
 _registered_metrics: dict[str, Any] = {}
 _registry: Any = None
-_served_folder = ""
-"""The folder that this process serves, as the API server's process."""
+_registration_mutex = threading.Lock()
+_serving_process = 0
+"""The process id of the API server, if the engines' processes are forked from it or in it."""
 
 
 def make_labels(vllm_config: Any) -> dict[str, str]:
@@ -70,30 +71,32 @@ def get_metric(kind: str, name: str, text: str, labels: dict[str, str]) -> Any:
         import prometheus_client
     except ImportError:
         return SimpleNamespace(inc=lambda increment=1: None, set=lambda value: None)
-    if not _registered_metrics:
-        _registry = _choose_registry(prometheus_client)
     name = f"ngram_npu_{name}"
-    if name not in _registered_metrics:
-        options = {"multiprocess_mode": "mostrecent"} if kind == "Gauge" else {}
-        metric_class = getattr(prometheus_client, kind)
-        metric = metric_class(name, text, tuple(labels), registry=_registry, **options)
-        _registered_metrics[name] = metric
+    with _registration_mutex:
+        if not _registered_metrics:
+            _registry = _choose_registry(prometheus_client)
+        if name not in _registered_metrics:
+            options = {"multiprocess_mode": "mostrecent"} if kind == "Gauge" else {}
+            metric_class = getattr(prometheus_client, kind)
+            metric = metric_class(name, text, tuple(labels), registry=_registry, **options)
+            _registered_metrics[name] = metric
     return _registered_metrics[name].labels(**labels)
 
 
 def serve_engine_metrics() -> None:
     """Makes the registry of this process, the API server's, include the metrics of the engine
     processes that it starts. Only the first call has an effect."""
-    global _served_folder
+    global _serving_process
     if FOLDER_VARIABLE in os.environ or MULTIPROCESS_VARIABLE in os.environ:
         return
     try:
         from prometheus_client import REGISTRY
     except ImportError:
         return
-    _served_folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="ngram_npu_metrics_")
-    Finalize(None, shutil.rmtree, (_served_folder, True), exitpriority=0)
-    REGISTRY.register(_FileCollector(Path(_served_folder)))
+    _serving_process = os.getpid()
+    folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="ngram_npu_metrics_")
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)
+    REGISTRY.register(_FileCollector(Path(folder)))
 
 
 class _FileCollector:
@@ -122,7 +125,7 @@ def _choose_registry(prometheus_client: Any) -> Any:
     """Returns a registry that is written to a file if the API server's process reads files, and
     otherwise the default one."""
     folder = os.environ.get(FOLDER_VARIABLE, "")
-    is_served_here = folder == _served_folder
+    is_served_here = _serving_process == os.getpid()
     # An engine on another machine has no such folder.
     if MULTIPROCESS_VARIABLE in os.environ or is_served_here or not os.path.isdir(folder):
         return prometheus_client.REGISTRY

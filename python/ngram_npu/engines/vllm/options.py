@@ -193,7 +193,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         ValueError: An option is unknown, malformed, or contradicts another; in one line.
     """
     speculative, model_config = vllm_config.speculative_config, vllm_config.model_config
-    settings, sources = _read_settings(vllm_config)
+    settings, sources = read_settings(vllm_config)
     settings = {name: _check_value(name, value) for name, value in settings.items()}
     device_store = _uses_device_store(settings, method, vllm_config)
     lookup = "1-16" if device_store else _choose_lookup(settings, method)
@@ -325,26 +325,13 @@ def vocabulary_digest(model_config: Any) -> str | None:
 
 def read_beside_option(vllm_config: Any) -> bool:
     """Returns the option ``beside``. Raises the errors of :func:`read_options`."""
-    return bool(_read_settings(vllm_config)[0].get("beside", False))
+    return bool(read_settings(vllm_config)[0].get("beside", False))
 
 
 def read_k_option(vllm_config: Any) -> bool:
     """Returns whether the option ``k`` is ``"auto"``. Raises the errors of :func:`read_options`."""
-    settings = _read_settings(vllm_config)[0]
+    settings = read_settings(vllm_config)[0]
     return "k" in settings and _check_value("k", settings["k"]) == "auto"
-
-
-def read_scope_option(vllm_config: Any) -> str | None:
-    """Returns the option ``scope``; None without a store. Raises as :func:`read_options` does."""
-    settings = _read_settings(vllm_config)[0]
-    return str(settings.get("scope", "shared")) if settings.get("store") else None
-
-
-def read_prompt_scopes_option(vllm_config: Any) -> bool:
-    """Returns the option ``prompt_scopes``; False without a store. Raises as :func:`read_options`
-    does."""
-    settings = _read_settings(vllm_config)[0]
-    return bool(settings.get("store") and settings.get("prompt_scopes", False))
 
 
 def publishes_text(vllm_config: Any) -> bool:
@@ -357,7 +344,7 @@ def exchanges_scopes(vllm_config: Any) -> bool:
     """Returns whether other engines may read this engine's text, or this engine reads theirs. The
     scope of a request is then one that all of them compute alike. Raises as :func:`read_options`
     does."""
-    feed = _read_settings(vllm_config)[0].get("store_feed")
+    feed = read_settings(vllm_config)[0].get("store_feed")
     return publishes_text(vllm_config) or bool(feed)
 
 
@@ -367,7 +354,7 @@ def engine_index(parallel_config: Any) -> int:
     return getattr(parallel_config, "data_parallel_index", 0)
 
 
-def _read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the values of all options that are set, and the places where they are set."""
     section = _read_section(getattr(vllm_config, "additional_config", None))
     environment = {}

@@ -156,14 +156,6 @@ def test_request_drafts_fed_text_of_its_scope_only(name: str) -> None:
     assert engine.step({"a": [61, 62, 63]})["a"][:1] != [64]
 
 
-@pytest.mark.parametrize("name", ["V1 async", "V2", "V2 device"])
-def test_request_drafts_fed_text_of_the_scope_in_its_salt(name: str) -> None:
-    engine = start_engine(name)
-    Feed(engine).send(make_text(TEXT, scope=7))
-    engine.begin(Request("a", [1], scope=7, salt="ngram_npu_scope:[7, null]"))
-    assert engine.step({"a": TEXT[:3]})["a"] == TEXT[3:7]
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_continued_text_is_one_text_in_the_store(name: str) -> None:
     engine = start_engine(name)
@@ -187,16 +179,6 @@ def test_all_runners_store_the_same_text() -> None:
     assert len(contents[0]) > 20
     for other in contents[1:]:
         assert set(other) == set(contents[0])
-
-
-def test_stores_of_ranks_are_equal() -> None:
-    engines = [start_engine(name) for name in ("V2", "V2", "V2 device", "V2 device")]
-    Feed(*engines).send(*make_random_texts(2, 150))
-    hosts = [np.asarray(engine.store.tensor) for engine in engines[:2]]
-    assert np.array_equal(*hosts)
-    for name in ("slots", "text", "blocks", "table", "allocator"):
-        first, second = (getattr(engine.store, name) for engine in engines[2:])
-        assert first.equal(second)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 12])
