@@ -307,6 +307,8 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     if arguments.batch_size:
         cost = cost.select_batch_sizes(arguments.batch_size)
     _check_beside(arguments)
+    tune_options = make_options(options.TuneOptions, arguments)
+    tune_options = replace(tune_options, jobs=tune_options.jobs or count_usable_cores())
     if arguments.beside is not None:
         return _print_report(
             arguments,
@@ -315,7 +317,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
                 cost,
                 arguments.beside,
                 arguments.k or 4,
-                make_options(options.TuneOptions, arguments),
+                tune_options,
                 progress=progress,
                 command=command_line,
             ),
@@ -323,8 +325,6 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
             list_notes=lambda report: report.traffic["notes"],
         )
     against = None if arguments.against is None else parse_candidate(arguments.against)
-    tune_options = make_options(options.TuneOptions, arguments)
-    tune_options = replace(tune_options, jobs=tune_options.jobs or count_usable_cores())
     return _print_report(
         arguments,
         lambda progress: tune(
@@ -346,13 +346,12 @@ def _check_beside(arguments: argparse.Namespace) -> None:
     """Raises an InputError for an option that has no effect with, or without, `--beside`."""
     from ngram_npu.errors import InputError
 
-    if arguments.beside is None:
-        if arguments.k is not None:
-            raise InputError(f"--k: expected only with --beside, got {arguments.k}")
-        return
-    for name in ("lookup", "runner", "synchronous", "store", "against", "html"):
+    has_beside = arguments.beside is not None
+    search_options = ("lookup", "runner", "synchronous", "store", "against", "html")
+    for name in search_options if has_beside else ("k",):
         if value := getattr(arguments, name):
-            raise InputError(f"--{name}: expected none with --beside, got {value}")
+            preposition = "with" if has_beside else "without"
+            raise InputError(f"--{name}: expected none {preposition} --beside, got {value}")
 
 
 def _parse_cost(text: str) -> VerificationCost:
