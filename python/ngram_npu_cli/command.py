@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
@@ -84,9 +85,10 @@ def _run(arguments: Sequence[str]) -> int:
         return exit_request.code if isinstance(exit_request.code, int) else EXIT_USAGE
     from ngram_npu.errors import InputError
 
-    run: Callable[[argparse.Namespace, str], int] = parsed.run
+    run: Callable[[argparse.Namespace], int] = parsed.run
+    parsed.command_line = shlex.join([PROGRAM, *arguments])
     try:
-        return run(parsed, shlex.join([PROGRAM, *arguments]))
+        return run(parsed)
     except InputError as error:
         print_error(f"{parsed.parser.prog}: error: {error}")
         return EXIT_USAGE
@@ -220,13 +222,14 @@ def _select_paths(arguments: argparse.Namespace) -> list[str]:
 
 def _print_report(
     arguments: argparse.Namespace,
-    make_report: Callable[[Callable[[Progress], None]], Any],
+    make_report: Callable[..., Any],
     format_text: Callable[[Any], str],
     *files: tuple[Path | None, Callable[[Any, Path], object]],
     list_notes: Callable[[Any], Iterable[str]],
 ) -> int:
     """Makes a report, writes it to all files or to no file, and prints it. Notes go to stderr.
 
+    `make_report` gets the paths of the input, and the keywords `progress` and `command`.
     `files` are files besides the JSON: pairs of a path, None if the file is not requested, and of a
     function that writes a report to a path.
     """
@@ -238,7 +241,9 @@ def _print_report(
     requested = [(path, write) for path, write in files if path is not None]
     for path, _ in requested:
         check_writable(path)
-    report = make_report(_make_progress())
+    report = make_report(
+        _select_paths(arguments), progress=_make_progress(), command=arguments.command_line
+    )
     # The stack moves the files into place together, after all of them are complete.
     with ExitStack() as stack:
         for path, write in requested:
@@ -276,16 +281,14 @@ def _make_progress(interval_s: float = 10.0) -> Callable[[Progress], None]:
 # Subcommands
 
 
-def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_replay(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.replay import format_table, replay
 
     replay_options = make_options(options.ReplayOptions, arguments)
     replay_options = replace(replay_options, **(arguments.lookup or {}))
     return _print_report(
         arguments,
-        lambda progress: replay(
-            _select_paths(arguments), replay_options, progress=progress, command=command_line
-        ),
+        partial(replay, options=replay_options),
         format_table,
         list_notes=lambda report: (
             f"{figures.name}: {note}" for figures in report.inputs for note in figures.notes
@@ -293,7 +296,7 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
     )
 
 
-def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_tune(arguments: argparse.Namespace) -> int:
     from ngram_npu.errors import import_optional
 
     from ngram_npu_cli.report import count_usable_cores
@@ -307,34 +310,30 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     if arguments.batch_size:
         cost = cost.select_batch_sizes(arguments.batch_size)
     _check_beside(arguments)
+    tune_options = make_options(options.TuneOptions, arguments)
+    tune_options = replace(tune_options, jobs=tune_options.jobs or count_usable_cores())
     if arguments.beside is not None:
         return _print_report(
             arguments,
-            lambda progress: beside.estimate_beside(
-                _select_paths(arguments),
-                cost,
-                arguments.beside,
-                arguments.k or 4,
-                make_options(options.TuneOptions, arguments),
-                progress=progress,
-                command=command_line,
+            partial(
+                beside.estimate_beside,
+                cost=cost,
+                mean_accepted=arguments.beside,
+                k=arguments.k or 4,
+                options=tune_options,
             ),
             beside.format_report,
             list_notes=lambda report: report.traffic["notes"],
         )
     against = None if arguments.against is None else parse_candidate(arguments.against)
-    tune_options = make_options(options.TuneOptions, arguments)
-    tune_options = replace(tune_options, jobs=tune_options.jobs or count_usable_cores())
     return _print_report(
         arguments,
-        lambda progress: tune(
-            _select_paths(arguments),
-            cost,
-            tune_options,
+        partial(
+            tune,
+            cost=cost,
+            options=tune_options,
             candidates=list_candidates(arguments.lookup) if arguments.lookup else CANDIDATES,
             against=against,
-            progress=progress,
-            command=command_line,
         ),
         format_report,
         (arguments.html, save_html),
@@ -346,13 +345,12 @@ def _check_beside(arguments: argparse.Namespace) -> None:
     """Raises an InputError for an option that has no effect with, or without, `--beside`."""
     from ngram_npu.errors import InputError
 
-    if arguments.beside is None:
-        if arguments.k is not None:
-            raise InputError(f"--k: expected only with --beside, got {arguments.k}")
-        return
-    for name in ("lookup", "runner", "synchronous", "store", "against", "html"):
+    has_beside = arguments.beside is not None
+    search_options = ("lookup", "runner", "synchronous", "store", "against", "html")
+    for name in search_options if has_beside else ("k",):
         if value := getattr(arguments, name):
-            raise InputError(f"--{name}: expected none with --beside, got {value}")
+            preposition = "with" if has_beside else "without"
+            raise InputError(f"--{name}: expected none {preposition} --beside, got {value}")
 
 
 def _parse_cost(text: str) -> VerificationCost:
@@ -368,18 +366,18 @@ def _parse_cost(text: str) -> VerificationCost:
     return load_cost(text)
 
 
-def _run_measure_cost(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_measure_cost(arguments: argparse.Namespace) -> int:
     from ngram_npu.output import check_writable
 
     from ngram_npu_cli.tune.measure_cost import measure_cost
 
     check_writable(arguments.output)
     cost_options = make_options(options.MeasureCostOptions, arguments)
-    measure_cost(cost_options, command=command_line, report=print)
+    measure_cost(cost_options, command=arguments.command_line, report=print)
     return EXIT_OK
 
 
-def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_learn(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.learn import format_report, learn
     from ngram_npu_cli.learn.learn_report import check_plot, save_plot
 
@@ -388,20 +386,14 @@ def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
     learn_options = make_options(options.LearnOptions, arguments)
     return _print_report(
         arguments,
-        lambda progress: learn(
-            _select_paths(arguments),
-            arguments.output,
-            learn_options,
-            progress=progress,
-            command=command_line,
-        ),
+        partial(learn, output=arguments.output, options=learn_options),
         format_report,
         (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot)),
         list_notes=lambda report: report.notes,
     )
 
 
-def _run_store_info(arguments: argparse.Namespace, _: str) -> int:
+def _run_store_info(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.learn import describe
     from ngram_npu_cli.learn.learn_report import format_store
 
@@ -410,7 +402,7 @@ def _run_store_info(arguments: argparse.Namespace, _: str) -> int:
     return EXIT_OK
 
 
-def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
+def _run_doctor(arguments: argparse.Namespace) -> int:
     import ngram_npu
 
     report = ngram_npu.doctor()
@@ -419,10 +411,10 @@ def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
 
 
 class Command(NamedTuple):
-    """A subcommand. `run` gets the arguments and the command line, and returns the exit code."""
+    """A subcommand. `run` returns the exit code."""
 
     name: str  # if it has two words, the second is an action of the command group of the first
-    run: Callable[[argparse.Namespace, str], int]
+    run: Callable[[argparse.Namespace], int]
     option_classes: tuple[type, ...]  # the classes that define its options
     help: str
     description: str

@@ -102,7 +102,9 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
     for options_class in classes:
         help_texts = read_attribute_docs(options_class)
         types_of_fields = typing.get_type_hints(options_class)
-        for option_field in filter(_is_argument, dataclasses.fields(options_class)):
+        for option_field in dataclasses.fields(options_class):
+            if not option_field.metadata:
+                continue
             group = option_field.metadata["group"]
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
@@ -114,10 +116,6 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
             action = groups[group].add_argument(*flags, help=help_texts.get(name, ""), **argument)
             if action.metavar in ("FILE", "PATH"):
                 action.complete = COMPLETE_FILES
-
-
-def _is_argument(option_field: dataclasses.Field[Any]) -> bool:
-    return bool(option_field.metadata)
 
 
 def describe_type(field_type: Any) -> dict[str, Any]:
@@ -147,8 +145,8 @@ def read_attribute_docs(options_class: type) -> dict[str, str]:
 
 def make_options(options_class: Callable[..., Options], arguments: argparse.Namespace) -> Options:
     """Returns an object of an options class with the values of the command line."""
-    fields: Any = dataclasses.fields(options_class)  # type: ignore[arg-type]
-    names = [field.name for field in filter(_is_argument, fields)]
+    fields = dataclasses.fields(options_class)  # type: ignore[arg-type]
+    names = [field.name for field in fields if field.metadata]
     return options_class(**{name: getattr(arguments, name) for name in names})
 
 

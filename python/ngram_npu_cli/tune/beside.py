@@ -122,13 +122,20 @@ def simulate_drafters(
 
 @dataclass(frozen=True)
 class BesideResult:
-    """Result with one of `MODELS`. `gain` is the ratio of the tokens per step."""
+    """Result with one of `MODELS`.
+
+    Attributes:
+        gain: The ratio of the tokens per step.
+        break_even: By batch size, how much longer a step may become until the gain is lost, as a
+            share of a step without drafts.
+    """
 
     model: str
     neural_tokens_per_step: float
     tokens_per_step: float
     ngram_share: float
     gain: Interval
+    break_even: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -143,25 +150,13 @@ class BesideReport(JsonReport):
     k: int
     results: tuple[BesideResult, ...]
 
-    def compute_break_even(self, batch: int, result: BesideResult) -> float:
-        """Returns by how much a step may become longer until the gain is lost, as a share of a step
-        without drafts."""
-        times = self.cost.compute_times(batch, batch * np.array([1.0, 1.0 + self.k]))
-        return float((result.gain.value - 1) * times[1] / times[0])
-
     def to_dict(self) -> dict[str, Any]:
-        results = []
-        for result in self.results:
-            break_even = {b: self.compute_break_even(b, result) for b in self.cost.batch_sizes}
-            results.append({**asdict(result), "break_even": break_even})
-        figures = {name: getattr(self, name) for name in ("traffic", "mean_accepted", "k")}
         return {
             "format": FORMAT,
             **self.about,
-            **figures,
+            **{name: getattr(self, name) for name in ("traffic", "mean_accepted", "k", "advice")},
             "cost": self.cost.name,
-            "advice": self.advice,
-            "results": results,
+            "results": [asdict(result) for result in self.results],
         }
 
     @property
@@ -210,13 +205,19 @@ def estimate_beside(
         counts = simulate_drafters(positions, model, mean_accepted, k)
         neural_steps, steps = (np.bincount(traffic.conversation_of, n) for n in counts[:, :, 0])
         weights = draw_weights(len(steps))
+        gain = make_interval((weights @ neural_steps) / (weights @ steps))
+        break_even = {}
+        for batch in cost.batch_sizes:
+            without_drafts, with_drafts = cost.compute_times(batch, batch * np.array([1.0, 1 + k]))
+            break_even[batch] = float((gain.value - 1) * with_drafts / without_drafts)
         results.append(
             BesideResult(
                 model,
                 neural_tokens_per_step=float(num_tokens / neural_steps.sum()),
                 tokens_per_step=float(num_tokens / steps.sum()),
                 ngram_share=float(counts[1, :, 1].sum() / steps.sum()),
-                gain=make_interval((weights @ neural_steps) / (weights @ steps)),
+                gain=gain,
+                break_even=break_even,
             )
         )
     about = {**run.describe(), "seconds": run.seconds}
@@ -241,7 +242,7 @@ def format_report(report: BesideReport) -> str:
     ]
     limits = []
     for batch in report.cost.batch_sizes:
-        shares = [report.compute_break_even(batch, result) for result in report.results]
+        shares = [result.break_even[batch] for result in report.results]
         cells = [f"{share:.1%}" if share > 0 else "no gain" for share in shares]
         limits.append(["any" if report.cost.same_for_any_batch else str(batch), *cells])
     header = ["acceptance", "neural alone", "with n-grams", "n-gram drafts", "ratio"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ngram_npu.config import default_match_costs
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.tune.beside import count_steps, find_positions, simulate_drafters
+from ngram_npu_cli.tune.beside import count_steps, find_positions
 from ngram_npu_cli.tune.traffic import read_traffic
 
 K = 4
@@ -63,14 +63,6 @@ def test_step_counts_equal_those_of_the_operators(traffic_file: Path) -> None:
     assert ngram_steps > 20
 
 
-@pytest.mark.parametrize("model", ["independent", "same positions"])
-def test_neural_drafter_alone_has_the_requested_acceptance(traffic_file: Path, model: str) -> None:
-    positions = [find_positions(r, K) for r in read_traffic([traffic_file]).requests]
-    (steps, ngram_steps, accepted), _ = simulate_drafters(positions, model, 1.5, K).sum(axis=1)
-    assert accepted / steps == pytest.approx(1.5, abs=0.02)
-    assert ngram_steps == 0
-
-
 def test_report_has_gain_and_limit_of_time(
     traffic_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +73,8 @@ def test_report_has_gain_and_limit_of_time(
     ratio = independent["tokens_per_step"] / independent["neural_tokens_per_step"]
     assert independent["gain"]["value"] == pytest.approx(ratio)
     assert ratio > same_positions["gain"]["value"]
+    for result in (independent, same_positions):  # the last step of an answer may yield less
+        assert 2.5 * 0.96 < result["neural_tokens_per_step"] < 2.51
     assert independent["break_even"]["1"] == pytest.approx((ratio - 1) * 1.3)
     assert f"{ratio:.3f} [" in text
     for more, message in (
@@ -91,4 +85,4 @@ def test_report_has_gain_and_limit_of_time(
         assert cli.main([*arguments, *more]) == 2
         assert message in capsys.readouterr().err
     assert cli.main([*arguments[:-1], "--k", "3"]) == 2
-    assert "--k: expected only with --beside, got 3" in capsys.readouterr().err
+    assert "--k: expected none without --beside, got 3" in capsys.readouterr().err
