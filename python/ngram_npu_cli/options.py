@@ -155,9 +155,9 @@ class LogCommandOptions:
     """Input and output of a command that reads logs.
 
     Attributes:
-        paths: a file of conversations or a log (.jsonl, .json, .log, also .gz), a folder of them,
-            either also as a URL such as s3://bucket/logs, or - for stdin, which is the default if
-            it is a pipe
+        paths: a file of conversations or a log (JSON, JSON Lines, CSV, Parquet, Arrow), a folder of
+            them, either also as a URL such as s3://bucket/logs, or - for stdin, which is the
+            default if it is a pipe
         demo: use sources of Python's standard library as input, to see how it works
         json: write the result as JSON; - for stdout (the text then goes to stderr)
     """
@@ -173,7 +173,8 @@ class ReadingOptions:
 
     Attributes:
         limit: only the first N conversations of each input
-        format: format of the files (default: detected from the content of each record)
+        map: a preset, or fields with JMESPath expressions, such as 'prompt=input.question,
+            answer=output.text' (default: the first preset that matches each record)
         strict: stop with an error at a record that is not a conversation, or that the chat template
             rejects (default: skip it and count it)
         tokenizer: your model's tokenizer: a local Hugging Face folder, or ORG/NAME from the hub's
@@ -188,7 +189,7 @@ class ReadingOptions:
     """
 
     limit: int | None = option(group="input")
-    format: Literal["turns", "log", "messages", "sharegpt", "pairs"] | None = option(group="input")
+    map: str | None = option(group="input", metavar="PRESET|FIELD=EXPRESSION,...")
     strict: bool = option(False, group="input")
     tokenizer: str | None = option(group="input", metavar="NAME|FOLDER")
     chat_template: Literal["auto", "default", "none"] = option("auto", group="input")

@@ -84,7 +84,7 @@ def test_replay_reports_the_same_with_any_number_of_jobs(folder: Path) -> None:
         for jobs in (1, 2, 3)
     ]
     assert [item["name"] for item in reports[0]["inputs"]] == ["a", "b", "c", "d"]
-    assert "not a log, skipped" in reports[0]["inputs"][0]["notes"][-1]
+    assert "not logs, skipped" in reports[0]["inputs"][0]["notes"][-1]
     assert reports[1:] == reports[:1] * 2
 
 

@@ -33,9 +33,10 @@ def test_remote_folder_is_read_like_a_local_folder(
 ) -> None:
     monkeypatch.setattr(files, "BATCH_BYTES", 500)
     (tmp_path / "logs").mkdir()
-    for seed, name in enumerate(("b.jsonl", "a.jsonl.gz", "note.txt")):
+    for seed, name in enumerate(("b.jsonl", "a.jsonl.gz", "sub/c.txt")):
         text = "\n".join(map(json.dumps, make_conversations(10, seed, name))).encode()
         data = gzip.compress(text) if name.endswith(".gz") else text
+        (tmp_path / "logs" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "logs" / name).write_bytes(data)
         storage.pipe(f"/bucket/logs/{name}", data)
     options = LearnOptions(jobs=jobs)
@@ -46,8 +47,10 @@ def test_remote_folder_is_read_like_a_local_folder(
     assert [item.name for item in report.inputs] == [
         f"file://{tmp_path}/logs/a.jsonl.gz",
         f"file://{tmp_path}/logs/b.jsonl",
+        f"file://{tmp_path}/logs/sub/c.txt",
         "memory://bucket/logs/a.jsonl.gz",
         "memory://bucket/logs/b.jsonl",
+        "memory://bucket/logs/sub/c.txt",
     ]
 
 
@@ -61,7 +64,7 @@ def test_command_reads_a_remote_file(storage: Any, capsys: pytest.CaptureFixture
     ("url", "message"),
     [
         ("memory://bucket/none.jsonl", "no such file or directory"),
-        ("memory://empty", "no replay files"),
+        ("memory://empty", "no files in this directory"),
         ("nothing://bucket/a.jsonl", "nothing://bucket/a.jsonl: Protocol not known: nothing"),
         ("memory://a.store", "memory://a.store: expected a local file, because it is a store"),
     ],

@@ -18,12 +18,27 @@ from typing import Any
 from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.conversations import Message
+from ngram_npu_cli.logs.expressions import compile_expression, decode_json
+from ngram_npu_cli.logs.presets import RESPONSES, ROLES
 
 Record = Mapping[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("reasoning", "reasoning_text", "summary_text", "thinking")
-_CALL_PARTS = ("tool_use", "server_tool_use", "function_call")
+_CALL_PARTS = ("tool_use", "server_tool_use", "function_call", "tool_call")
+_PART_TYPES = {
+    "toolUse": "tool_use",
+    "functionCall": "tool_use",
+    "toolResult": "tool_result",
+    "functionResponse": "tool_result",
+    "reasoningContent": "reasoning",
+}
+"""For Bedrock and Gemini: by the key of a part's only object, the part's type elsewhere."""
+_PART_KEYS = ("content", "text", "refusal", "result", "response", "json")
+_OPENAI_ROLES = ("user", "assistant", "system", "tool")
+_ROLE_KEYS = ("role", "from", "author", "sender", "speaker")
+_CONTENT_KEYS = ("content", "value", "text", "parts", "message", "body")
+_TEXT_KEYS = ("output", "answer", "text", "content", "response", "completion", "generated_text")
 EMPTY: tuple[Any, ...] = (None, "", [])
 _MAX_TOKEN_ID = 2**31 - 1
 _EVENT_LINE = re.compile(r"(data|event|id|retry)?:")
@@ -38,7 +53,10 @@ _DELTAS = {
 _BLOCK_DELTAS = {"text": "text", "thinking": "thinking", "partial_json": "input"}
 """For Anthropic's streams: by the delta's key, the key of the streamed part."""
 _DELTA_KEYS = {*_DELTAS.values(), *_BLOCK_DELTAS.values()}
-_RESPONSE_KEYS = {"body", "choices", "content", "delta", "error", "message", "object", "output"}
+_RESPONSE_KEYS = {
+    *("body", "candidates", "choices", "content", "delta", "error", "generations", "message"),
+    *("object", "output"),
+}
 """Every response, and at least one chunk of every stream, has one of these keys."""
 
 
@@ -72,9 +90,9 @@ class Answer:
 
     def add(self, part: Record, location: str, *, is_delta: bool = False) -> None:
         """Adds a message, or the delta of a message."""
-        self._add_reasoning(_get_first(part, *_REASONING_KEYS), f"{location}.reasoning")
-        self._add_text(_get_first(part, "content", "text"), f"{location}.content")
-        self._add_text(_get_first(part, "refusal"), f"{location}.refusal")
+        self._add_reasoning(get_first(part, *_REASONING_KEYS), f"{location}.reasoning")
+        self._add_text(get_first(part, "content", "text"), f"{location}.content")
+        self._add_text(get_first(part, "refusal"), f"{location}.refusal")
         calls = check_type(part.get("tool_calls"), list, f"{location}.tool_calls", optional=True)
         for i, call in enumerate(calls or ()):
             self._add_call(call, f"{location}.tool_calls[{i}]", is_delta)
@@ -87,6 +105,7 @@ class Answer:
         part = choice if key is None else choice[key]
         check_type(part, dict, f"{location}.{key}")
         old_sizes = len(self.text), len(self.reasoning), len(self.calls)
+        part = normalize_message(part) if key == "message" else part
         self.add(part, location, is_delta=key == "delta")
         if choice.get("token_ids") is not None:
             self.token_ids += check_token_ids(choice["token_ids"], f"{location}.token_ids")
@@ -142,17 +161,18 @@ class Answer:
             if not isinstance(part, dict):
                 texts.append(check_text(part, part_location))
                 continue
+            part = _unwrap_part(part)
             part_type = check_type(part.get("type"), str, f"{part_location}.type", optional=True)
-            content = _get_first(part, "content", "text", "refusal")
-            if part_type in _CALL_PARTS or {"input", "arguments"} & part.keys():
+            content = get_first(part, *_PART_KEYS)
+            if part_type in _CALL_PARTS or {"input", "arguments", "args"} & part.keys():
                 self._add_call({"function": part}, part_location)
             elif part_type in _REASONING_PARTS or {"thinking", "summary"} & part.keys():
                 self._add_reasoning(
-                    _get_first(part, "thinking", "content", "summary", "text"), part_location
+                    get_first(part, "thinking", "content", "summary", "text"), part_location
                 )
             elif content is not None:
                 texts.append(self.join_parts(content, part_location))
-            elif part_type is None and not {"content", "text", "refusal"} & part.keys():
+            elif part_type is None and not set(_PART_KEYS) & part.keys():
                 raise RecordError(f'{part_location} must have a "type" or a "text"')
         return "\n".join(text for text in texts if text)
 
@@ -168,14 +188,14 @@ class Answer:
         """Adds a tool call, or the delta of a tool call."""
         function = call["function"] if _get_nested(call, "function") is not None else call
         check_type(function, dict, location)
-        name = _get_first(function, "name")
+        name = get_first(function, "name")
         name = None if name is None else check_text(name, f"{location}: name")
-        arguments = _get_first(function, "arguments", "input")
+        arguments = get_first(function, "arguments", "input", "args")
         if not isinstance(arguments, (str, dict, type(None))):
             raise RecordError(
                 f"{location}: arguments must be a string or object, got {describe_type(arguments)}"
             )
-        ident, index = _get_first(call, "id"), None
+        ident, index = get_first(call, "id"), None
         current_call = None
         if is_delta:
             index = _get_index(call, f"{location}.index", "index")
@@ -210,9 +230,38 @@ class Answer:
         return last if is_same or not name else None
 
 
+def _unwrap_part(part: Record) -> Record:
+    """Returns a part of Bedrock or Gemini as a part with a type."""
+    key = next((key for key in _PART_TYPES if isinstance(part.get(key), dict)), None)
+    if key is None:
+        return part
+    inner = part[key].get("reasoningText", part[key])
+    return {**check_type(inner, dict, key), "type": _PART_TYPES[key]}
+
+
+def normalize_message(item: Record) -> Record:
+    """Returns a message of ShareGPT, LangChain, OpenInference and other formats with the keys of
+    OpenAI's."""
+    if len(item) == 1 and (name := next(iter(item))) in ROLES:  # {"user": "Hi"}
+        return {"role": ROLES[name], "content": item[name]}
+    if item.get("role") in _OPENAI_ROLES and isinstance(item.get("content"), (str, list)):
+        return item
+    for key in ("kwargs", "data", "message"):
+        if isinstance(item.get(key), dict) and "role" not in item:
+            names = item["id"] if isinstance(item.get("id"), list) else [item.get("type")]
+            item = {"type": names[-1] if names else None, **item[key]}
+    role = next((item[key] for key in _ROLE_KEYS if item.get(key) is not None), item.get("type"))
+    role = role.get("role") if isinstance(role, dict) else role
+    if isinstance(role, str):
+        role = ROLES.get(role.lower(), None if role == item.get("type") else role)
+    content = next((item[key] for key in _CONTENT_KEYS if item.get(key) is not None), None)
+    content = content.get("parts") if isinstance(content, dict) else content
+    return {**item, "role": role, "content": content}
+
+
 def parse_message(data: Any, location: str) -> Message:
     """Returns a message with its content as text and the keys that chat templates may use."""
-    data = check_type(data, dict, location)
+    data = normalize_message(check_type(data, dict, location))
     role = check_type(data.get("role"), str, f"{location}.role")
     answer = Answer()
     answer.add(data, location)
@@ -224,6 +273,8 @@ def parse_message(data: Any, location: str) -> Message:
 
 def parse_answers(response: object, location: str) -> list[Answer]:
     """Returns the answers of a response that are not empty, ordered by number; at least one."""
+    if isinstance(response, str) and not _may_be_encoded(response):
+        return [Answer([check_text(response, location)])]
     chunks = list(_split_chunks(response, location))
     answers: defaultdict[int, Answer] = defaultdict(Answer)
     blocks: dict[int, dict[str, Any]] = {}
@@ -236,7 +287,8 @@ def parse_answers(response: object, location: str) -> list[Answer]:
         if chunk.get("prompt_token_ids") not in EMPTY:
             ids = check_token_ids(chunk["prompt_token_ids"], f"{part_location}: prompt_token_ids")
             prompt_ids = prompt_ids or ids
-        choices = check_type(chunk.get("choices"), list, f"{part_location}: choices", optional=True)
+        choices = decode_json(chunk.get("choices"))
+        check_type(choices, list, f"{part_location}: choices", optional=True)
         message = chunk.get("message")
         # This is a text alone, or a chunk of llama.cpp's server. Events have a type.
         is_text = "type" not in chunk and bool({"content", "text"} & chunk.keys())
@@ -336,9 +388,13 @@ def _get_nested(data: Record, *keys: str) -> Any:
     return value
 
 
-def _get_first(data: Record, *keys: str) -> Any:
+def get_first(data: Record, *keys: str) -> Any:
     """Returns the first value under one of the keys that is not empty; None if all are."""
-    return next((data[key] for key in keys if data.get(key) not in EMPTY), None)
+    for key in keys:
+        value = data.get(key)
+        if value not in EMPTY:
+            return value
+    return None
 
 
 def _get_index(data: Record, location: str, *keys: str) -> int | None:
@@ -372,8 +428,16 @@ def _split_chunks(response: Any, location: str) -> Iterable[Record]:
         return response
     check_type(response, dict, f"{location}: the response")
     check_success(response, location)
+    if "choices" in response:
+        return [response]
     if "body" in response:
         return _split_chunks(response["body"], location)
+    if isinstance(response.get("output"), dict):  # of Bedrock's Converse
+        return _split_chunks(response["output"], location)
+    for key in RESPONSES.keys() & response.keys():
+        return [{**response, "choices": compile_expression(RESPONSES[key])(response)}]
+    if len(response) == 1 and isinstance(text := next(iter(response.values())), str):
+        return [{"text": text}] if next(iter(response)) in _TEXT_KEYS else [response]
     return [response]
 
 
@@ -390,9 +454,28 @@ def _decode(text: str) -> dict[str, Any] | list[Any] | None:
             if len(values) == 1 and isinstance(values[0], list):
                 values = values[0]
             # The text of an answer may itself be JSON, if the request has a schema.
-            if any(isinstance(value, dict) and _RESPONSE_KEYS & value.keys() for value in values):
+            is_stream = len(values) > 1 or text.lstrip()[:1] != "{"
+            if any(_is_response(value, is_stream) for value in values):
                 return values[0] if len(values) == 1 else values
     return None
+
+
+def _may_be_encoded(text: str) -> bool:
+    """Whether a text may contain JSON or a stream, so that it has to be parsed."""
+    start = text[:64].lstrip("\ufeff \r\n\t")
+    is_json = start[:1] in ("{", "[") and any(f'"{key}"' in text for key in _RESPONSE_KEYS)
+    return is_json or _EVENT_LINE.match(start) is not None
+
+
+def _is_response(value: Any, is_chunk: bool) -> bool:
+    """Whether an object is a response, or a chunk of a stream, and not the text of an answer."""
+    if not isinstance(value, dict):
+        return False
+    if is_chunk:
+        return bool(_RESPONSE_KEYS & value.keys())
+    return value.get("role") in ("assistant", "model") or any(
+        isinstance(value.get(key), (dict, list)) for key in _RESPONSE_KEYS
+    )
 
 
 def _parse_events(text: str) -> list[Any]:

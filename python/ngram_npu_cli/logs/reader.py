@@ -33,7 +33,7 @@ from ngram_npu_cli.logs.files import (
     read_batches,
     select_shard,
 )
-from ngram_npu_cli.logs.formats import convert_batch
+from ngram_npu_cli.logs.mapping import OtherKindError, Row, convert_batch, group_rows, parse_map
 from ngram_npu_cli.logs.remote import LogPath, make_path
 from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import ReadingOptions
@@ -47,7 +47,7 @@ IDS_ONLY = "ids"
 STDLIB_NAME = "python-stdlib"
 
 _MAX_REASONS = 3
-_FORMAT_NOTE = "; read as "  # formats.py appends it and the detected format to messages
+_FORMAT_NOTE = "; read as "  # mapping.py appends it and the preset to messages
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class Skipped:
         strict: Whether a skipped item is an error.
         used: Number of items that were not skipped.
         number: Number of skipped items.
-        reasons: One message for each different error, with file and line.
+        other_kind: Number of records that are not calls of a model, which are not skipped items.
+        first_of_other_kind: The message of the first of them.
+        reasons: By reason, the first message, with file and line, and the number of items.
     """
 
     items: str
@@ -89,33 +91,48 @@ class Skipped:
     strict: bool = False
     used: int = 0
     number: int = 0
-    reasons: dict[str, str] = field(default_factory=dict)
+    other_kind: int = 0
+    first_of_other_kind: str = ""
+    reasons: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def add(self, error: InputError) -> None:
-        """Counts a skipped item; raises its error if `strict`."""
+    def add(self, error: InputError, count: int = 1) -> None:
+        """Counts skipped items with the same reason; raises their error if `strict`."""
+        if isinstance(error, OtherKindError):
+            self.other_kind += count
+            self.first_of_other_kind = self.first_of_other_kind or str(error)
+            return
         if self.strict:
             raise error
-        self.number += 1
+        self.number += count
         # Messages begin with file and line, which are not compared: "chat.jsonl:7: not JSON ..."
         reason = str(error).removeprefix(self.path).partition(": ")[2]
-        if reason not in self.reasons and len(self.reasons) < _MAX_REASONS:
-            self.reasons[reason] = str(error)
+        message = str(error)
+        if reason not in self.reasons and len(self.reasons) >= _MAX_REASONS:
+            reason = message = "other reasons"
+        message, previous = self.reasons.get(reason, (message, 0))
+        self.reasons[reason] = message, previous + count
 
     def list_notes(self) -> tuple[str, ...]:
-        """Returns the number, the share and three reasons; empty if nothing was skipped.
+        """Returns the numbers and the reasons; empty if nothing was skipped.
 
         Raises:
             RecordError: More items were skipped than used.
         """
+        notes = []
+        if self.other_kind:
+            notes.append(f"{self.other_kind} {self.items} are not calls of a model")
         if not self.number:
-            return ()
+            return tuple(notes)
         total = self.number + self.used
         share = f"{self.number} of {total} {self.items} are skipped ({self.number / total:.1%})"
         if self.number > self.used:
-            first = next(iter(self.reasons.values()))
+            first, _ = next(iter(self.reasons.values()))
             raise RecordError(f"{first}; {share}, which is more than half")
-        reasons = [reason.partition(_FORMAT_NOTE)[0] for reason in self.reasons.values()]
-        return (f"{share}: {'; '.join(f'{reason:.160}' for reason in reasons)}",)
+        reasons = [
+            f"{message.partition(_FORMAT_NOTE)[0]:.240}{f' ({count}x)' if count > 1 else ''}"
+            for message, count in self.reasons.values()
+        ]
+        return (f"{share}: {'; '.join(reasons)}", *notes)
 
 
 class InputLog(NamedTuple):
@@ -132,13 +149,13 @@ class BatchResult(Generic[Converted]):
 
     Attributes:
         number: Number of the file.
-        items: Location and conversion of each conversation, and the errors of records that are not
-            conversations, in order.
+        items: Location and conversion of each conversation, rows that are parts of conversations,
+            and the errors of other records, in order.
         error: The rest of the file cannot be read.
     """
 
     number: int
-    items: list[tuple[str, Converted] | InputError] = field(default_factory=list)
+    items: list[tuple[str, Converted] | Row | InputError] = field(default_factory=list)
     error: InputError | None = None
 
 
@@ -156,8 +173,8 @@ class BatchReader(Generic[Converted]):
         result: BatchResult[Converted] = BatchResult(number)
         num_conversations = 0
         try:
-            for item in convert_batch(batch, self.options.format, self.scope_field):
-                if isinstance(item, InputError):
+            for item in convert_batch(batch, self.options.map, self.scope_field):
+                if isinstance(item, (InputError, Row)):
                     result.items.append(item)
                     continue
                 result.items.append((item.where, self.convert(item)))
@@ -211,61 +228,87 @@ def read_logs(
         return [InputLog(STDLIB_NAME, notes if missing else ())], []
     roots = [make_path(path) for path in paths]
     all_files = [(file, file is not root) for root in roots for file in find_files(root)]
+    parse_map(options.map)  # checks the option before any work
     name_counts = Counter(_shorten(file) for file, _ in all_files)
     files = select_shard(all_files, options.shard)
     num_read = [0] * len(files)
 
     def read_numbered_batches() -> Iterator[tuple[int, Batch]]:
-        for number, (file, _) in enumerate(files):
-            for batch in read_batches(file):
+        for number, (file, is_in_folder) in enumerate(files):
+            for batch in read_batches(file, is_in_folder=is_in_folder):
                 yield number, batch
                 if num_read[number] == options.limit:
                     break
 
     inputs: list[InputLog] = []
-    omissions: list[str] = []
-    read = BatchReader(options, scope_field, convert).read
-    with closing(map_in_order(read, read_numbered_batches(), options.jobs or 1)) as all_results:
+    omitted: defaultdict[str, list[str]] = defaultdict(list)
+    reader = BatchReader(options, scope_field, convert)
+    batches = read_numbered_batches()
+    with closing(map_in_order(reader.read, batches, options.jobs or 1)) as all_results:
         for number, results in groupby(all_results, key=lambda result: result.number):
             file, is_in_folder = files[number]
             # Files of the same name in different folders get different names in tables.
             name = str(file) if name_counts[_shorten(file)] > 1 else _shorten(file)
             skipped = Skipped("records", str(file), options.strict)
-            previous = None
             try:
-                for where, item in islice(_iter_items(results, skipped.add), options.limit):
+                for item in islice(_iter_items(results, convert, skipped), options.limit):
                     num_read[number] += 1
                     progress(Progress(name, "read", num_read[number], 0))
-                    skipped.used += where != previous  # a record may have several answers
-                    previous = where
                     receive(len(inputs), item)
                 notes = skipped.list_notes()
                 if not skipped.used:
-                    raise RecordError(f"{file}: empty, no conversation in this file")
+                    empty = f"{file}: empty, no conversation in this file"
+                    raise RecordError(skipped.first_of_other_kind or empty)
             except RecordError as error:
                 if options.strict or not is_in_folder or skipped.used:
                     raise  # a file found in a folder is left out only if it has no conversation
                 reason = str(error).partition(_FORMAT_NOTE)[0]
-                omissions.append(f"not a log, skipped: {reason:.240}")
+                omitted[_get_kind(file)].append(reason)
             else:
                 inputs.append(InputLog(name, notes))
+    omissions = []
+    for kind, reasons in omitted.items():
+        shown = [f"{reason:.240}" for reason in reasons[:_MAX_REASONS]]
+        more = [f"{len(reasons) - len(shown)} more"] * (len(reasons) > len(shown))
+        omissions.append(f"not logs, skipped: {len(reasons)} {kind}: {'; '.join(shown + more)}")
     if not inputs and omissions:
         raise InputError(omissions[0])
     return inputs, omissions
 
 
+def _get_kind(file: LogPath) -> str:
+    """Returns the kind of a file that is not a log."""
+    _, separator, suffix = file.name.rpartition(".")
+    return f"files of the kind .{suffix}" if separator else "files without a suffix"
+
+
 def _iter_items(
-    results: Iterable[BatchResult[Converted]], skip: Callable[[InputError], None]
-) -> Iterator[tuple[str, Converted]]:
-    """Yields location and conversion of each conversation of a file."""
+    results: Iterable[BatchResult[Converted]],
+    convert: Callable[[Conversation], Converted],
+    skipped: Skipped,
+) -> Iterator[Converted]:
+    """Yields the conversion of each conversation of a file, and counts the records."""
+    rows: list[Row] = []
+    previous = None
     for result in results:
         for item in result.items:
             if isinstance(item, InputError):
-                skip(item)
+                skipped.add(item)
+            elif isinstance(item, Row):
+                rows.append(item)
             else:
-                yield item
+                where, conversation = item
+                skipped.used += where != previous  # a record may have several answers
+                previous = where
+                yield conversation
         if result.error is not None:
             raise result.error
+    for num_rows, grouped in group_rows(rows):
+        if isinstance(grouped, InputError):
+            skipped.add(grouped, num_rows)
+        elif isinstance(grouped, Conversation):
+            skipped.used += num_rows
+            yield convert(grouped)
 
 
 def keep_conversation(conversation: Conversation) -> Conversation:

@@ -38,6 +38,9 @@ class RemotePath:
         # Over HTTP, a file is also a folder, and listing it would download it.
         return not self.is_file() and bool(self._call("isdir"))
 
+    def is_symlink(self) -> bool:
+        return False
+
     def is_file(self) -> bool:
         return bool(self._call("isfile"))
 

@@ -36,7 +36,7 @@ class Sample:
     """A record, and what is read from it.
 
     Attributes:
-        format: Name of the format for `--format`.
+        preset: Name of the preset for `--map`.
         record: The record, with `#` in place of its number.
         expected: The texts that are read from the record, with `#`.
         serialize: Returns the lines of a record.
@@ -46,7 +46,7 @@ class Sample:
         is_changed: Whether tests change each field of the record.
     """
 
-    format: str
+    preset: str
     record: Any
     expected: Texts
     serialize: Callable[[Any], list[str]] = serialize_as_json
@@ -254,7 +254,9 @@ ID_TURN = {"prompt_token_ids": "ids: user_# ", "completion_token_ids": "ids: sai
 
 
 def make_log(request: Any, response: Any, expected: Texts, **fields: Any) -> Sample:
-    return Sample("log", {"request": request, "response": response}, expected, **fields)
+    return Sample(
+        "request-response", {"request": request, "response": response}, expected, **fields
+    )
 
 
 def make_unchanged(format_name: str, record: Any, expected: Texts) -> Sample:
@@ -296,7 +298,7 @@ SAMPLES: dict[str, Sample] = {
         {"system": "sys_#", **PAIR},
         [[(f"sys_# {USER_TEXT}", "said_#")]],
     ),
-    "pairs-ids": Sample("pairs", ID_TURN, [[(" user_# ", " said_# ")]]),
+    "pairs-ids": Sample("token-ids", ID_TURN, [[(" user_# ", " said_# ")]]),
     "pairs-response": make_unchanged(
         "pairs", {"prompt": "user_#", "response": "said_#", "score": 1}, PAIR_TEXTS
     ),
@@ -314,23 +316,23 @@ SAMPLES: dict[str, Sample] = {
         {"body": {"messages": QUESTION}}, {"status": 200, "body": SAID_BODY}, ASK_TEXTS
     ),
     "chat-json": make_unchanged(
-        "log",
+        "request-response",
         {"request": json.dumps({"messages": QUESTION}), "response": json.dumps(SAID_BODY)},
         ASK_TEXTS,
     ),
     "chat-messages": Sample(
-        "log",
+        "openai-response",
         {**SAID_BODY, "messages": QUESTION},
         ASK_TEXTS,
         required_field=("choices",),
     ),
     "text-messages": Sample(
-        "log",
+        "messages-response",
         {"messages": EARLIER_MESSAGES[:2], "output": "said_#"},
         [[(f"sys_# {USER_TEXT}", "said_#")]],
     ),
     "text-response": make_unchanged(
-        "log", {"messages": QUESTION, "completion": "said_#"}, ASK_TEXTS
+        "messages-response", {"messages": QUESTION, "completion": "said_#"}, ASK_TEXTS
     ),
     "chat-stream": make_log(
         {"messages": QUESTION},
@@ -390,7 +392,7 @@ SAMPLES: dict[str, Sample] = {
         [[(" p_# ", " saida_#  againa_# ")], [(" q_# ", " saidb_#  againb_# ")]],
     ),
     "run-batch": Sample(
-        "log",
+        "openai-batch",
         {
             "id": "v",
             "custom_id": "r-#",

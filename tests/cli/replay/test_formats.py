@@ -23,23 +23,30 @@ from log_samples import (
     serialize_as_json,
 )
 from ngram_npu.errors import InputError
-from ngram_npu_cli import command as cli
-from ngram_npu_cli.logs.formats import FORMATS, iter_conversations
+from ngram_npu_cli.logs.files import read_batches
+from ngram_npu_cli.logs.mapping import Row, convert_batch, group_rows
 from ngram_npu_cli.logs.reader import Tokenization
-from ngram_npu_cli.replay import Turn, load_inputs
+from ngram_npu_cli.replay import Conversation, Turn, load_inputs
 
 Writer = Callable[..., Path]
 FieldPath = tuple[Any, ...]
 
 
 def read_texts(
-    path: Path, format_name: str | None = None
+    path: Path, map_text: str | None = None
 ) -> tuple[dict[int, Texts], list[InputError]]:
     """Returns the texts of the conversations by line or item, and the errors of skipped records."""
     errors: list[InputError] = []
     texts: dict[int, Texts] = {}
     tokenization = Tokenization("bytes")
-    for conversation in iter_conversations(path, format_name, errors.append):
+    items = [item for batch in read_batches(path) for item in convert_batch(batch, map_text)]
+    rows = [item for item in items if isinstance(item, Row)]
+    grouped = [item for _, item in group_rows(rows)]
+    for conversation in [item for item in items if not isinstance(item, Row)] + grouped:
+        if isinstance(conversation, InputError):
+            errors.append(conversation)
+            continue
+        assert isinstance(conversation, Conversation)
         try:
             requests = tokenization.make_requests(conversation)
         except InputError as error:
@@ -50,7 +57,7 @@ def read_texts(
             for request in requests
             for turn in request.turns
         ]
-        line = int(re.findall(r"\d+", conversation.where)[-1])
+        line = int(re.findall(r"[:\[](\d+)", conversation.where)[0])
         texts.setdefault(line, []).append(decoded)
     return texts, errors
 
@@ -58,7 +65,7 @@ def read_texts(
 FORMS = [
     (name, form)
     for name, sample in SAMPLES.items()
-    for form in ("lines", "array", "pretty", "--format")
+    for form in ("lines", "array", "pretty", "--map")
     if sample.serialize is serialize_as_json or form == "lines"
 ]
 
@@ -75,16 +82,10 @@ def test_sample_is_read_from_lines_and_documents(tmp_path: Path, name: str, form
     else:
         lines = [line for record in records for line in sample.serialize(record)]
         path.write_text("".join(f"{line}\n" for line in lines))
-    texts, errors = read_texts(path, sample.format if form == "--format" else None)
+    texts, errors = read_texts(path, sample.preset if form == "--map" else None)
     assert not errors
     conversations = [conversation for line in texts.values() for conversation in line]
     assert conversations == [*insert_number(sample.expected, 1), *insert_number(sample.expected, 2)]
-
-
-def test_help_lists_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["replay", "--help"])
-    listed = capsys.readouterr().out.replace("\n", "").partition("--format {")[2].partition("}")[0]
-    assert set(FORMATS) == set(listed.split(","))
 
 
 # Responses in unusual forms
@@ -202,8 +203,12 @@ INVALID_RECORDS: list[tuple[Any, str]] = [
     (b"[]", "expected an object, got an array"),
     (b"null", "expected an object, got null"),
     (["a", "b"], "expected an object, got an array"),
-    (EMBEDDING, 'no format has these keys: "object", "data"; this would work: {"messages": '),
-    ({"turns": []}, '"turns" is empty; read as turns, of which this works: {"turns": '),
+    (
+        EMBEDDING,
+        r"data\[0\]: no preset reads this record; complete --map 'prompt=KEY, answer=KEY' with its "
+        r"keys object, embedding \(tried: turns, token-ids, ",
+    ),
+    ({"turns": []}, '"turns" is empty; read as turns'),
     (make_turns({"prompt": "p"}), r'turns\[0\]: missing key "completion"'),
     (make_turns({"completion": "p"}), r'turns\[0\]: missing key "prompt"'),
     (make_turns(TURN, {"prompt": 1, "completion": ""}), r"turns\[1\].prompt must be .* 1"),
@@ -228,7 +233,7 @@ INVALID_RECORDS: list[tuple[Any, str]] = [
     (make_log({"status": 503, "body": "gone"}), "HTTP status 503"),
     (make_log("gone", status_code=503), "HTTP status 503"),
     (make_log({"error": {"message": "busy", "code": 503}}), "the response is an error: busy"),
-    (make_log(None), "response must be an object, got null"),
+    (make_log(None), "answer: the response must be an object, got null"),
     (make_log(None, error="timeout"), 'the request failed: "timeout"'),
     (make_log({"choices": []}), 'no answer, only "choices"'),
     (make_log({"choices": [{}]}), "the answer is empty"),
@@ -241,7 +246,7 @@ INVALID_RECORDS: list[tuple[Any, str]] = [
     ({"request": {"prompt": "p", "echo": True}, "response": "p a"}, 'expected no "echo"'),
     (
         {"request": {"prompt": ["p", "q"]}, "response": make_body(*[{"text": "a"}] * 2)},
-        'one text "prompt", got "prompt"',
+        r"messages\[0\] must be an object, got a string",
     ),
     (
         make_log([{"choices": [{"index": i, "text": "a"}]} for i in (0, 1, None)]),
@@ -258,23 +263,21 @@ def test_invalid_record_is_skipped_or_named_in_the_error(
     with pytest.raises(InputError, match=message) as caught:
         read_conversations(path)
     error = str(caught.value)
-    assert error.startswith(f"{path}:3: ")
+    assert re.match(rf"{path}:3\S*: ", error)
     assert "\n" not in error
     (item,) = load_inputs([path])
     assert [c.where for c in item.conversations] == [f"{path}:{line}" for line in (1, 4, 5)]
     (note,) = item.notes
-    assert note.startswith(f"1 of 4 records are skipped (25.0%): {path}:3: ")
-    assert "of which this works" not in note
-    # The example in the message is valid.
-    example = error.partition("this works: ")[2] or error.partition("would work: ")[2]
-    if example:
-        assert read_conversations(write_jsonl(json.loads(example.partition(" or {")[0])))
+    assert note.startswith(f"1 of 4 records are skipped (25.0%): {path}:3")
+    assert "read as" not in note
 
 
-def test_format_option_rejects_other_formats(write_jsonl: Writer) -> None:
+def test_preset_rejects_records_of_other_formats(write_jsonl: Writer) -> None:
     path = write_jsonl(TURN)
-    with pytest.raises(InputError, match=r':1: missing key "messages"; read as messages, of wh'):
-        read_conversations(path, format="messages")
+    with pytest.raises(
+        InputError, match=r":1: no preset reads this record; .* \(tried: messages\)"
+    ):
+        read_conversations(path, map="messages")
 
 
 # Values of wrong types must not end a run, drop a part of a prompt or join texts of two records.
@@ -457,7 +460,7 @@ def test_wrong_type_in_a_field_changes_no_other_record(tmp_path: Path, name: str
             by_number.setdefault(numbers_by_line[line], []).extend(conversations)
         skipped = set()
         for error in errors:
-            location = re.match(rf"{re.escape(str(path))}:(\d+): ", str(error))
+            location = re.match(rf"{re.escape(str(path))}:(\d+)\S*: ", str(error))
             if location is None:
                 problems.append(f"{field}: no file and line: {error!s:.200}")
             else:

@@ -67,7 +67,7 @@ def test_guide_states_the_counts(batch_file: Path) -> None:
     report = replay(files, ReplayOptions(tokenizer="mistral-v1"))
     rows = {(f.num_requests, f.num_tokens, f"{f.tokens_per_step:.2f}") for f in report.inputs}
     ((requests, tokens, per_step),) = rows
-    guide = Path(__file__).parents[3] / "docs/guides/replay.md"
+    guide = Path(__file__).parents[3] / "docs/guides/logs.md"
     sentence = f"{requests} requests, {tokens} tokens and {per_step} tokens per step"
     assert sentence in guide.read_text(encoding="utf-8").replace("\n", " ")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -106,20 +107,20 @@ def test_line_longer_than_the_limit_is_skipped_without_being_stored(
 def test_path_without_replay_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere.jsonl: no such file"):
         load_inputs([tmp_path / "nowhere.jsonl"])
-    (tmp_path / "notes.txt").write_text("{}")
+    (tmp_path / ".hidden.jsonl").write_text("{}")
     (tmp_path / "sub.jsonl").mkdir()
-    with pytest.raises(InputError, match=f"{tmp_path}: no replay files"):
+    with pytest.raises(InputError, match=f"{tmp_path}: no files"):
         load_inputs([tmp_path])
 
 
 def test_inputs_have_the_names_of_their_files(write_jsonl: Writer) -> None:
-    for name in ("one/b.jsonl.gz", "one/a.jsonl", "one/c.txt", "two/a.jsonl"):
+    for name in ("one/b.jsonl.gz", "one/a.jsonl", "one/sub/c.txt", "two/a.jsonl"):
         path = write_jsonl(TEXT_RECORD, name=name)
     folder = path.parents[1]
-    assert [item.name for item in load_inputs([folder / "one"])] == ["a", "b"]
+    assert [item.name for item in load_inputs([folder / "one"])] == ["a", "b", "c.txt"]
     # Files with equal names are named by their paths.
     names = [item.name for item in load_inputs([folder / "one", folder / "two"])]
-    assert names == [str(folder / "one/a.jsonl"), "b", str(folder / "two/a.jsonl")]
+    assert names == [str(folder / "one/a.jsonl"), "b", "c.txt", str(folder / "two/a.jsonl")]
 
 
 # Files that are one JSON document, not one record per line
@@ -157,7 +158,10 @@ def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> No
         ('[{"prompt": "a", "completion": "b"}]\n{}', ":2: not JSON: Extra data at column 1"),
         ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: Expecting ',' delimiter"),
         ('[\n{"prompt": "a",\n"comp\n', ":3: not JSON: "),
-        ('{\n"prompt": "a",\n"completion": 3\n}', ":1: completion must be a string, got the nu"),
+        (
+            '{\n"prompt": "a",\n"completion": 3\n}',
+            ":1: answer: the response must be an object, got the nu",
+        ),
         ("[]", "empty, no conversation"),
         ("[\n\n3]", "traffic.json[0]: expected an object, got the number 3"),
         (f'[\n{{"prompt": {"9" * 5000}}}]', ":1: not JSON that can be read"),
@@ -234,9 +238,9 @@ def test_command_prints_notes_on_skipped_records(
     invalid_records = [b"x", empty_answer, b"y", null_answer, null_response, 3]
     path = write_jsonl(*[VALID_LOG] * 8, *invalid_records, name="odd.jsonl")
     note = (
-        f"6 of 14 records are skipped (42.9%): {path}:9: not JSON: Expecting value at column 1; "
-        f"{path}:10: response: the answer is empty; {path}:13: response: the response must be an "
-        "object, got null\n"
+        f"6 of 14 records are skipped (42.9%): {path}:9: not JSON: Expecting value at column 1 "
+        f"(2x); {path}:10: answer: the answer is empty (2x); {path}:13: answer: the response must "
+        "be an object, got null; other reasons\n"
     )
     assert cli.main(["replay", str(path), "--tokenizer", "bytes", "--json", "-"]) == 0
     out, err = capsys.readouterr()
@@ -265,22 +269,25 @@ def test_files_that_are_not_logs_are_skipped(write_jsonl: Writer, tmp_path: Path
     (tmp_path / "logs/tsconfig.json").write_text("{\n  // not JSON\n}\n")
     (tmp_path / "logs/nginx.log").write_text('1.2.3.4 - "GET / HTTP/1.1" 200\n' * 3)
     (tmp_path / "logs/empty.jsonl").write_text("")
+    (tmp_path / "logs/docs").mkdir()
+    (tmp_path / "logs/docs/image.png").write_bytes(b"\x89PNG\r\n" + bytes(100))
     (item,) = load_inputs([tmp_path / "logs"])
     assert (item.name, len(item.conversations)) == ("talk", 2)
-    assert [note.partition(": ")[0] for note in item.notes] == ["not a log, skipped"] * 4
-    assert [Path(note.split(": ")[1].partition(":")[0]).name for note in item.notes] == [
-        "config.json",
-        "empty.jsonl",
-        "nginx.log",
-        "tsconfig.json",
-    ]
+    kinds = [note.partition(": ")[2].partition(": ") for note in item.notes]
+    names = {kind: re.findall(r"/([\w.]+)[:;]", f"{reasons};") for kind, _, reasons in kinds}
+    assert names == {
+        "2 files of the kind .json": ["config.json", "tsconfig.json"],
+        "1 files of the kind .png": ["image.png"],
+        "1 files of the kind .jsonl": ["empty.jsonl"],
+        "1 files of the kind .log": ["nginx.log"],
+    }
     assert len(read_traffic([tmp_path / "logs"], TuneOptions(tokenizer="bytes")).notes) == 4
     for name in ("config.json", "tsconfig.json", "nginx.log", "empty.jsonl"):
         with pytest.raises(InputError, match=name):
             load_inputs([tmp_path / "logs" / name])
     write_jsonl({"version": 3}, name="other/config.json")
     for read in (load_inputs, read_traffic):
-        with pytest.raises(InputError, match=r"not a log, skipped: .*config.json"):
+        with pytest.raises(InputError, match=r"not logs, skipped: .*config.json"):
             read([tmp_path / "other"])
     with pytest.raises(InputError, match=r"config.json:1"):
         load_inputs([tmp_path / "logs"], ReadingOptions(strict=True))

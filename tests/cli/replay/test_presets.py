@@ -1,0 +1,243 @@
+"""Tests that the same conversations have the same figures in every preset and container."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from ngram_npu_cli.logs.presets import PRESETS
+from ngram_npu_cli.options import ReadingOptions
+from ngram_npu_cli.replay import InputError, ReplayOptions, load_inputs, replay
+from preset_samples import CONVERSATIONS, SHAPES, Record, make_records
+
+Figures = tuple[int, int, int, int]
+
+
+def count(path: Path, map_text: str | None = None) -> Figures:
+    total = replay([path], ReplayOptions(tokenizer="bytes", strict=True, map=map_text)).total
+    return total.num_requests, total.num_prompt_tokens, total.num_tokens, total.num_steps
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    path = tmp_path_factory.mktemp("messages") / "talk.jsonl"
+    path.write_bytes(as_lines(make_records("messages")))
+    counts = count(path)
+    assert counts[0] == len(CONVERSATIONS)
+    assert counts[2] / counts[3] > 1.5, "expected texts that repeat themselves"
+    return counts
+
+
+def as_lines(records: list[Record]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def as_table(records: list[Record]) -> dict[str, list[Any]]:
+    """Returns the columns of a table in which nested values are JSON."""
+    keys = dict.fromkeys(key for record in records for key in record)
+    return {
+        key: [encode(record[key]) if key in record else None for record in records] for key in keys
+    }
+
+
+def encode(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_csv(records: list[Record]) -> bytes:
+    columns = as_table(records)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=";")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode("utf-8-sig")
+
+
+def as_arrow(records: list[Record], write: Callable[[Any, Any], None]) -> bytes:
+    sink = io.BytesIO()
+    write(pyarrow.table(as_table(records)), sink)
+    return sink.getvalue()
+
+
+def as_arrow_stream(records: list[Record]) -> bytes:
+    sink, table = io.BytesIO(), pyarrow.table(as_table(records))
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+CONTAINERS: dict[str, Callable[[list[Record]], bytes]] = {
+    "talk.jsonl": as_lines,
+    "talk.txt.zst": lambda r: pyarrow.compress(as_lines(r), "zstd", asbytes=True),
+    "talk": lambda r: gzip.compress(as_lines(r)),
+    "array.json": lambda r: json.dumps(r, indent=1).encode("utf-8-sig"),
+    "data.json": lambda r: json.dumps({"meta": {"page": 1}, "data": r}).encode(),
+    "hits.json": lambda r: json.dumps({"hits": {"hits": [{"_source": x} for x in r]}}).encode(),
+    "body.jsonl": lambda r: as_lines([{"time": 1, "body": x} for x in r]),
+    "message.jsonl": lambda r: as_lines([{"level": "info", "message": json.dumps(x)} for x in r]),
+    "talk.csv": as_csv,
+    "talk.parquet": lambda r: as_arrow(r, pyarrow.parquet.write_table),
+    "talk.feather": lambda r: as_arrow(r, pyarrow.feather.write_feather),
+    "talk.arrow": as_arrow_stream,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_figures_are_equal_in_every_preset_and_container(
+    tmp_path: Path, figures: Figures, shape: str, container: str
+) -> None:
+    path = tmp_path / container
+    path.write_bytes(CONTAINERS[container](make_records(shape)))
+    assert count(path) == figures
+
+
+def test_every_preset_has_a_shape() -> None:
+    parts = {name.partition(":")[0] for name in SHAPES}
+    assert {name for name in PRESETS if not name.startswith(tuple(parts))} == {"token-ids"}
+
+
+def test_guide_lists_every_preset() -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/logs.md").read_text(encoding="utf-8")
+    names = [name for name in PRESETS if not re.search("batch-re", name)]
+    assert [name for name in names if f"`{name}`" not in guide] == []
+
+
+RECORD = {"at": 1, "ask": {"q": "Hi"}, "reply": json.dumps({"parts": [{"text": "Ho"}]})}
+ROW = {"who": "human", "words": "Hi", "talk": 1, "at": "2026-01-01T00:00:00Z"}
+REPLY = {"who": "bot", "words": "Ho", "talk": 1, "at": "2026-01-01T00:00:01"}
+
+
+@pytest.mark.parametrize(
+    ("map_text", "records"),
+    [
+        ("prompt=ask.q, answer=reply.parts[0].text", [RECORD]),
+        ("records=export[], prompt=ask.q, answer=reply.parts[0].text", [{"export": [RECORD]}]),
+        ("prompt=ask.q, answer=reply.parts[0].text", [{"a": [RECORD], "b": {}}]),
+        ("role=who, content=words, conversation=talk, time=at", [REPLY, ROW]),
+        ("role=who, content=words, conversation=talk, time=at", [[REPLY, ROW]]),
+        ("messages=[{user: ask.q}, {assistant: reply.parts[0].text}]", [RECORD]),
+        ("keep=ask, prompt=ask.q, answer=reply.parts[0].text", [RECORD, {"ask": None, "reply": 1}]),
+    ],
+)
+def test_map_reads_records_of_unknown_formats(
+    tmp_path: Path, map_text: str, records: list[Any]
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines(records))
+    with pytest.raises(InputError, match=r"complete --map '.*' with its keys "):
+        load_inputs([path])
+    (item,) = load_inputs([path], ReadingOptions(map=map_text))
+    ((turn,),) = (conversation.turns for conversation in item.conversations)
+    assert (turn.get_messages()[0]["content"], turn.completion) == ("Hi", "Ho")
+
+
+@pytest.mark.parametrize(
+    ("map_text", "message"),
+    [
+        ("langfus", 'got "langfus"'),
+        ("prompt=a, prompt=b", 'each once, got "prompt=b"'),
+        ("prompt=, answer=b", 'got "prompt="'),
+        ("answer=b", 'expected one of "prompt", "messages" and "content"'),
+        ("prompt=a[, answer=b", r'map: "a\[" is not JMESPath'),
+        ("prompt=x.y, answer=z", "the expressions of --map select nothing; complete --map"),
+        (
+            "prompt=length(at), answer=reply",
+            r'the expression "length\(at\)" fails: .*invalid type',
+        ),
+    ],
+)
+def test_invalid_map_is_an_error(tmp_path: Path, map_text: str, message: str) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines([RECORD]))
+    with pytest.raises(InputError, match=message):
+        load_inputs([path], ReadingOptions(map=map_text))
+
+
+def make_row(role: str, number: int = 1, **fields: Any) -> Record:
+    return {"conversation_id": number, "role": role, "content": f"{role} {number}", **fields}
+
+
+GOOD_ROWS = [make_row(role, 2) for role in ("user", "assistant")]
+INVALID_RECORDS: list[tuple[list[Any], str]] = [
+    (
+        [make_row("user", turn=1), make_row("assistant")],
+        "have a time and some have none",
+    ),
+    ([make_row("user", turn="soon")] * 2, "the time is neither a number nor ISO 8601"),
+    ([make_row("user")], r'no message of the role "assistant" \(roles: user\)'),
+    ([make_row("user") | {"conversation_id": None}], "the row has no conversation"),
+    (
+        [{"custom_id": "a", "body": {"messages": []}}],
+        "no answer for this id; read both",
+    ),
+    ([{"prompt": "Hi", "output": "Ho", "answer": "Ha"}], "no preset reads this record; complete"),
+    ([{"messages": [{"role": "user", "content": "Hi"}], "answer": "Ho"}], "no preset reads this"),
+    ([{"question": "Hi", "context": "long", "answer": "Ho"}], "no preset reads this record; compl"),
+    (
+        [{"role": "user", "content": "secret"}],
+        "role=role, .* conversation=KEY, time=",
+    ),
+    ([{"a": {"b": {"c": 5}}, "d": "secret"}], r"a\.b: no preset .* with its keys c \("),
+    ([[{"id": 1, "role": "user", "content": "Hi"}] * 2], "several messages have the same id"),
+    (
+        [{"mapping": {"b": {"parent": "a"}}, "current_node": "b"}],
+        "tree of messages has no node",
+    ),
+    ([{"attributes": [{"value": 1}], "spanId": "s"}], "an attribute has no key"),
+    ([{"attributes": [1], "spanId": "s"}], "must be a list of objects"),
+    (
+        [{"run_type": "chain", "inputs": {"q": "Hi"}, "outputs": {"a": "Ho"}}],
+        "not calls of a model",
+    ),
+]
+
+
+@pytest.mark.parametrize(("records", "message"), INVALID_RECORDS)
+def test_record_that_cannot_be_read_is_counted_with_its_reason(
+    tmp_path: Path, records: list[Any], message: str
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines([*GOOD_ROWS, *records]))
+    (item,) = load_inputs([path])
+    assert len(item.conversations) == 1
+    assert re.search(message, "; ".join(item.notes))
+    assert re.match(f"{len(records)} (of {len(records) + 2} )?records are ", item.notes[0])
+
+
+def test_table_with_a_damaged_part_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "talk.csv"
+    path.write_text('prompt,completion\na,b\nc\nd,"e\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"talk.csv:\d: not CSV with the delimiter ','"):
+        load_inputs([path])
+    path.write_text("prompt,completion\na,b\nc\n", encoding="utf-8")
+    assert "talk.csv:3: the row has 1 values for 2 columns" in load_inputs([path])[0].notes[0]
+    path.write_bytes(as_arrow(make_records("rows"), pyarrow.parquet.write_table)[:-9])
+    with pytest.raises(InputError, match=r"talk.csv: damaged Parquet data: "):
+        load_inputs([path])
+    path.write_bytes(pyarrow.compress(b'{"a": 1}\n' * 999, "zstd", asbytes=True)[:-9])
+    with pytest.raises(InputError, match=r"talk.csv: "):
+        load_inputs([path])
+
+
+def test_rows_of_one_conversation_are_its_turns(tmp_path: Path) -> None:
+    turns = [{"prompt": f"Q{i}", "response": f"A{i} " * 9} for i in range(3)]
+    rows = [{"conversation_id": 7, "ts": 9 - i, **turn} for i, turn in enumerate(turns)]
+    whole = [[{"human": t["prompt"]}, {"gpt": t["response"]}] for t in reversed(turns)]
+    counts = []
+    for records in (rows, [{"conversations": [item for turn in whole for item in turn]}]):
+        path = tmp_path / "talk.jsonl"
+        path.write_bytes(as_lines(records))
+        counts.append(count(path))
+    assert counts[0] == counts[1]
+    assert counts[0][0] == 1
