@@ -46,14 +46,6 @@ def test_blocks_of_one_text_are_joined() -> None:
     assert (joiner.num_texts, joiner.num_tokens) == (1, len(tokens))
 
 
-def test_text_continued_after_take_keeps_its_number() -> None:
-    joiner = make_joiner()
-    add_events(joiner, make_event(PROMPT))
-    assert take_texts(joiner) == [(0, 0, PROMPT)]
-    add_events(joiner, make_event(PROMPT + ANSWER, 3))
-    assert take_texts(joiner) == [(0, 0, ANSWER)]
-
-
 def test_take_splits_long_text() -> None:
     joiner = make_joiner()
     add_events(joiner, make_event(PROMPT))
