@@ -17,6 +17,7 @@ int32_t resident_blocks(const void* kernel, int32_t threads, size_t shared_bytes
   const std::lock_guard<std::mutex> lock(mutex);
   int32_t& count = cached_counts[{device, kernel, threads, shared_bytes}];
   if (count == 0) {
+    if (allow_shared_bytes(kernel, shared_bytes) != cudaSuccess) return 1;
     if (cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_multiprocessor, kernel, threads, shared_bytes) !=
         cudaSuccess)

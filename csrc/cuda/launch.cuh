@@ -92,14 +92,15 @@ constexpr size_t kDefaultSharedBytes = size_t{47} << 10;
 // device: a smaller value would fail a larger launch of another thread.
 constexpr size_t kMaxSharedBytes = size_t{65} << 10;
 
+inline cudaError_t allow_shared_bytes(const void* kernel, size_t shared_bytes) {
+  if (shared_bytes <= kDefaultSharedBytes) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxSharedBytes));
+}
+
 template <class... Parameters, class... Arguments>
 int32_t launch(void (*kernel)(Parameters...), LaunchShape shape, void* stream, Arguments... arguments) {
-  if (shape.shared_bytes > kDefaultSharedBytes) {
-    const int32_t status =
-        status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxSharedBytes)));
-    if (status != kOk) return status;
-  }
+  const int32_t status = status_of(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes));
+  if (status != kOk) return status;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<uint32_t>(shape.threads));

@@ -429,27 +429,32 @@ __device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens,
   }
 }
 
-// Returns one block per request if a block can hold a row of the tensor's capacity. Otherwise, returns as many blocks
-// per request as run concurrently, but at most one per share and at least one for kMaxSharesPerBlock shares, unless a
-// grid cannot have so many blocks. grid.x is 0 if there are too many requests.
+// Returns one block per request if a block can hold a row of the tensor's capacity, and if all blocks run concurrently:
+// large blocks need much shared memory. Otherwise, returns as many smaller blocks per request as run concurrently, but
+// at most one per share and at least one for kMaxSharesPerBlock shares, unless a grid cannot have so many blocks.
+// grid.x is 0 if there are too many requests.
 template <class Params>
 LaunchShape plan_lookup(void (*kernel)(Params), const Params& p) {
-  const int64_t capacity = larger<int64_t>(p.token_ids.capacity, 1);
-  const bool is_short = capacity <= kMaxLookupThreads * kThreadTokens;
-  const auto warps = static_cast<int32_t>(is_short ? (capacity + kWarpTokens - 1) / kWarpTokens : 0);
-  const int32_t threads = is_short ? larger(warps * kWarpSize, kMinLookupThreads) : kLongRowThreads;
-  const size_t shared_bytes = sizeof(int32_t) * static_cast<size_t>(kHaloTokens + threads * kThreadTokens);
+  const int64_t capacity = larger<int64_t>(p.token_ids.capacity, 1), batch = larger<int64_t>(p.batch, 1);
+  const auto count_shared_bytes = [](int32_t threads) {
+    return sizeof(int32_t) * static_cast<size_t>(kHaloTokens + threads * kThreadTokens);
+  };
+  const auto count_resident_blocks = [&](int32_t threads) {
+    return resident_blocks(reinterpret_cast<const void*>(kernel), threads, count_shared_bytes(threads));
+  };
+  const int64_t warps = smaller<int64_t>((capacity - 1) / kWarpTokens + 1, kMaxLookupThreads / kWarpSize);
+  int32_t threads = larger(static_cast<int32_t>(warps) * kWarpSize, kMinLookupThreads);
   int64_t blocks = 1;
-  if (!is_short) {
-    const int64_t shares = (capacity + threads * kThreadTokens - 1) / (threads * kThreadTokens);
-    const int64_t concurrent_blocks = resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared_bytes);
-    blocks = larger(concurrent_blocks / larger<int64_t>(p.batch, 1), (shares - 1) / kMaxSharesPerBlock + 1);
+  if (capacity > threads * kThreadTokens || (threads > kLongRowThreads && batch > count_resident_blocks(threads))) {
+    threads = kLongRowThreads;
+    const int64_t shares = (capacity - 1) / (threads * kThreadTokens) + 1;
+    blocks = larger(count_resident_blocks(threads) / batch, (shares - 1) / kMaxSharesPerBlock + 1);
     // As few blocks as have the same maximum number of shares.
     const int64_t shares_per_block = (shares - 1) / smaller<int64_t>(blocks, UINT16_MAX) + 1;
     blocks = (shares - 1) / shares_per_block + 1;
   }
-  const bool is_valid = p.batch >= 1 && p.batch <= INT32_MAX;
-  return {dim3(is_valid ? static_cast<uint32_t>(p.batch) : 0, static_cast<uint32_t>(blocks)), threads, shared_bytes};
+  const auto num_requests = static_cast<uint32_t>(p.batch >= 1 && p.batch <= INT32_MAX ? p.batch : 0);
+  return {dim3(num_requests, static_cast<uint32_t>(blocks)), threads, count_shared_bytes(threads)};
 }
 
 template <class Params>

@@ -92,7 +92,9 @@ def _make_proposals(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"{name}-{policy}", args)
 
     for i, policy in enumerate(POLICIES):
-        row_lengths = TILE_LENGTHS * (1 + i // 2)  # then an NPU has fewer cores per row
+        row_lengths = TILE_LENGTHS * (
+            1 + i % 2
+        )  # a device has fewer cores per row of a larger batch
         rows = in_buffer(make_copy_rows(rng, row_lengths, TILE_CAPACITY), before=i)
         args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
         yield Sample(f"tile-edges-{policy}", args)

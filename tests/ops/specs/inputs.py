@@ -22,11 +22,11 @@ EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
-# The same for device kernels: a warp reads 128 tokens at once, a block up to 8192 tokens of a row
-# of more than 16384.
+# The same for device kernels: a warp reads 128 tokens at once, a block up to 8192 tokens of a row,
+# or all of a row of at most 16384 tokens if the batch is small.
 TILE_CAPACITY = 8211
 LONG_CAPACITY = 24591
-TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
+TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4097]
 
 # Row lengths of small batches of LONG_CAPACITY tokens: several blocks share a row.
 FEW_LONG_ROWS = ([24591], [24579, 24578], [24591, 16385, 24577])
