@@ -273,8 +273,6 @@ def parse_message(data: Any, location: str) -> Message:
 
 def parse_answers(response: object, location: str) -> list[Answer]:
     """Returns the answers of a response that are not empty, ordered by number; at least one."""
-    if isinstance(response, str) and not _may_be_encoded(response):
-        return [Answer([check_text(response, location)])]
     chunks = list(_split_chunks(response, location))
     answers: defaultdict[int, Answer] = defaultdict(Answer)
     blocks: dict[int, dict[str, Any]] = {}
@@ -460,7 +458,7 @@ def _decode(text: str) -> dict[str, Any] | list[Any] | None:
     return None
 
 
-def _may_be_encoded(text: str) -> bool:
+def may_be_encoded(text: str) -> bool:
     """Whether a text may contain JSON or a stream, so that it has to be parsed."""
     start = text[:64].lstrip("\ufeff \r\n\t")
     is_json = start[:1] in ("{", "[") and any(f'"{key}"' in text for key in _RESPONSE_KEYS)

@@ -14,6 +14,7 @@ from ngram_npu_cli.logs.answers import (
     check_token_ids,
     check_type,
     get_first,
+    may_be_encoded,
     parse_answers,
     parse_message,
 )
@@ -100,19 +101,23 @@ def _parse_exchange(fields: Mapping[str, Any], location: str) -> list[tuple[Turn
         request = _read_request(fields, f"{location}: prompt")
         messages = request.list_messages()
         return [_make_turns(request, [*messages, *decoded], location, len(messages))]
-    answers = parse_answers(answer, f"{location}: answer")
-    if all(answer.has_ids for answer in answers):  # token ids need no request
-        if isinstance(fields["messages"], dict):
-            _check_echo(fields["messages"], location)
-        return [(Turn(None, None, a.prompt_token_ids, tuple(a.token_ids)),) for a in answers]
+    if isinstance(answer, str) and not may_be_encoded(answer):
+        text = check_text(answer, f"{location}: answer")
+        answer_messages: list[Message] = [{"role": "assistant", "content": text}]
+    else:
+        answers = parse_answers(answer, f"{location}: answer")
+        if all(answer.has_ids for answer in answers):  # token ids need no request
+            _check_echo(decode_json(fields["messages"]), location)
+            return [(Turn(None, None, a.prompt_token_ids, tuple(a.token_ids)),) for a in answers]
+        answer_messages = [answer.make_message() for answer in answers]
     request = _read_request(fields, f"{location}: prompt")
     if request.messages is None and is_empty(request.system) and is_empty(request.tools):
-        completions = [render_completion(answer.make_message()) for answer in answers]
+        completions = map(render_completion, answer_messages)
         return [(Turn(request.text, c, raw=request.is_whole),) for c in completions]
     messages = request.list_messages()
     return [
-        _make_turns(request, [*messages, answer.make_message()], location, len(messages))
-        for answer in answers
+        _make_turns(request, [*messages, message], location, len(messages))
+        for message in answer_messages
     ]
 
 
@@ -154,8 +159,8 @@ def _parse_request(value: Any, location: str) -> _Request:
     )
 
 
-def _check_echo(request: Record, location: str) -> None:
-    if request.get("echo"):
+def _check_echo(request: Any, location: str) -> None:
+    if isinstance(request, dict) and request.get("echo"):
         raise RecordError(f'{location}: expected no "echo", which repeats the prompt in the answer')
 
 

@@ -118,6 +118,8 @@ def list_thread(nodes: Any, last: Any) -> list[Any] | None:
         if message is not None:
             messages.insert(0, message)
         last = node.get("parent", node.get("parentId"))
+    if last is not None:
+        raise RecordError("the tree of messages has no root")
     return messages or None
 
 

@@ -334,14 +334,16 @@ def _sort_rows(rows: list[Row]) -> list[Row]:
     if num_missing:
         raise RecordError("some rows of the conversation have a time and some have none")
     times = [_parse_time(row.time) for row in rows]
+    if len({isinstance(time, datetime) for time in times}) > 1:
+        raise RecordError("some times of the conversation are numbers and some are ISO 8601")
     # Rows of equal times have the order of the file, which may be that of decreasing times.
     step = -1 if times == sorted(times, reverse=True) else 1
     order = sorted(range(len(rows))[::step], key=times.__getitem__)
     return [rows[i] for i in order]
 
 
-def _parse_time(value: Any) -> float:
-    """Returns a number that orders ISO 8601 texts, numbers, and texts of numbers."""
+def _parse_time(value: Any) -> Any:
+    """Returns the number or the time of a value, which may be a text of either."""
     if isinstance(value, str):
         text = re.sub(r"(\.\d{6})\d+", r"\1", value.strip().replace(" UTC", "Z"))
         try:
@@ -352,7 +354,7 @@ def _parse_time(value: Any) -> float:
             except ValueError as error:
                 raise RecordError("the time is neither a number nor ISO 8601") from error
     if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+        return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RecordError(f"the time must be a number or a string, got {describe_type(value)}")
     return value

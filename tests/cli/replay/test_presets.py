@@ -15,10 +15,14 @@ import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from ngram_npu_cli.logs.files import Batch
+from ngram_npu_cli.logs.mapping import Row, convert_batch, group_rows
 from ngram_npu_cli.logs.presets import PRESETS
+from ngram_npu_cli.logs.reader import Tokenization
 from ngram_npu_cli.options import ReadingOptions
-from ngram_npu_cli.replay import InputError, ReplayOptions, load_inputs, replay
+from ngram_npu_cli.replay import Conversation, InputError, ReplayOptions, load_inputs, replay
 from preset_samples import CONVERSATIONS, SHAPES, Record, make_records
+from test_formats import OTHER_VALUES, change_field, get_field, list_paths
 
 Figures = tuple[int, int, int, int]
 
@@ -241,3 +245,37 @@ def test_rows_of_one_conversation_are_its_turns(tmp_path: Path) -> None:
         counts.append(count(path))
     assert counts[0] == counts[1]
     assert counts[0][0] == 1
+
+
+UNDETECTABLE = re.compile(r"parent|\.key$|^litellm: proxy\.messages$")
+"""Fields whose change results in another valid record: a root, another attribute, a prompt."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_wrong_type_in_a_field_is_refused_or_loses_no_text(shape: str) -> None:
+    records = SHAPES[shape](1, "Question?", "Answer!")
+    problems: list[str] = []
+    for i, record in enumerate(records):
+        for path in list_paths(record):
+            name, old_value = f"{shape}.{'.'.join(map(str, path))}", get_field(record, path)
+            for value in [*OTHER_VALUES, [old_value], {"a": old_value}, [old_value, old_value]]:
+                changed = [*records[:i], change_field(record, path, value), *records[i + 1 :]]
+                read, is_refused = read_changed(changed)
+                lost = {"Question?", "Answer!"} - {w for w in ("Question?", "Answer!") if w in read}
+                lost = {word for word in lost if word not in json.dumps(old_value)}
+                if lost and not is_refused and not UNDETECTABLE.search(name):
+                    problems.append(f"{name} = {value!r:.60}: {lost} is missing without a note")
+    assert not problems, "\n".join(problems)
+
+
+def read_changed(records: list[Record]) -> tuple[str, bool]:
+    """Returns the texts that are read from records, and whether a record is refused."""
+    batch = Batch("talk", lines=[(i, record) for i, record in enumerate(records)])
+    items = list(convert_batch(batch))
+    items += [item for _, item in group_rows([item for item in items if isinstance(item, Row)])]
+    conversations = [item for item in items if isinstance(item, Conversation)]
+    requests = [Tokenization("bytes").tokenize(conversation) for conversation in conversations]
+    errors = [item for item in items if isinstance(item, InputError)]
+    errors += [r.error for r in requests if r.error is not None]
+    tokens = [request.tokens().tolist() for r in requests for request in r.requests]
+    return "".join(bytes(part).decode() for part in tokens), bool(errors)
