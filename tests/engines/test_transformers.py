@@ -39,7 +39,7 @@ from transformers import (
     TextStreamer,
 )
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/transformers.md"
 K = 5
 NEW_TOKENS = 24
 NEWLINE = ord("\n")
@@ -565,8 +565,8 @@ def test_candidates_end_before_token_that_ends_output() -> None:
         assert logits is None
 
 
-def test_readme_example_runs(model: Any) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+def test_example_of_guide_runs(model: Any) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
     (example,) = [block for block in blocks if "engines.transformers" in block]
     exec(example, {"model": model, "inputs": workload.pad_left(workload.make_prompts(1))})
 
