@@ -35,6 +35,7 @@ _ENTRY = re.compile(
     r"Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
+_INNER_OBJECT = re.compile(r"(?<={)[^{}]*(?=})")
 _SHARED_BYTES = re.compile(r"(\d+) bytes smem")
 
 
@@ -148,8 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     kernels = compile_kernels(nvcc, targets, options.jobs)
     compiler = read_compiler_version(nvcc)
     if options.write:
-        record = {"compiler": compiler, "kernels": kernels}
-        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        by_name = {name: {t: kernels[name][t] for t in targets} for name in sorted(kernels)}
+        text = json.dumps({"compiler": compiler, "kernels": by_name}, indent=2)
+        # One line per kernel and architecture.
+        RECORD.write_text(_INNER_OBJECT.sub(lambda match: " ".join(match[0].split()), text) + "\n")
     record = json.loads(RECORD.read_text())
     same_compiler = compiler == record["compiler"]
     problems = find_problems(kernels, record["kernels"], targets, same_compiler)

@@ -6,8 +6,9 @@ Compiles the kernels for four architectures (no GPU is needed), disassembles the
 (from the toolkit or the package nvidia-cuda-nvdisasm; tested with 13.5) and compares the result
 with csrc/cuda/sass.json. For a short row, a lookup may wait for memory at most ROUND_TRIPS times in
 a row. The instructions of a warp may exceed the recorded number by GROWTH, those of a kernel of the
-device store, too. Tokens must be read by 16-byte loads of global memory. ``--write`` records the
-result. The plain scan of the benchmarks (BASELINE) is measured but not checked.
+device store, too. Tokens must be read by 16-byte loads of global memory. All threads together must
+not execute more instructions than the plain scan of the benchmarks (BASELINE). ``--write`` records
+the result.
 """
 
 from __future__ import annotations
@@ -35,11 +36,17 @@ SIZED = "device_store"
 GROWTH = 0.1
 ROUND_TRIPS = 4
 """Maximum number of loads of a lookup in a short row that wait for each other."""
-WIDE_LOADS = 8
+WIDE_LOADS = 16
 """Number of 16-byte loads of a thread for its share of a row."""
-LAUNCHES = {64: (1, 3), 512: (1, 3), 4096: (1, 4), 32768: (4, 8)}
-"""Blocks per row and warps per block by row length, for 128 full rows on a GPU that runs at least
-512 blocks at a time (plan_lookup() in csrc/cuda/lookup.cuh)."""
+LOADS = (1, 4, 8, 16)
+"""Numbers of these loads after which a warp with fewer tokens skips the others (skips_from())."""
+LAUNCHES = {
+    **{(length, length): (1, 3) for length in (64, 512, 4096)},
+    **{(length, 16384): (1, 8) for length in (64, 512, 4096, 16384)},
+    (32768, 32768): (4, 4),
+}
+"""Blocks per row and warps per block by row length and capacity, for 128 rows on a GPU that runs at
+least 512 blocks at a time (plan_lookup() in csrc/cuda/lookup.cuh)."""
 NEARBY = 12
 """Distance in instructions of two loads, of which one is executed."""
 NO_SCOREBOARD = 7
@@ -64,6 +71,7 @@ class Instruction:
     predicate: str
     is_conditional: bool
     target: str
+    operands: str
     result_scoreboard: int
     """The scoreboard that is released when the result is available, or NO_SCOREBOARD."""
     awaited_scoreboards: int
@@ -116,7 +124,7 @@ def parse_listing(text: str) -> Code:
             label_name = target[1] if target else ""
             boards = bits >> 46 & 7, bits >> 52 & 63
             code.instructions.append(
-                Instruction(name, predicate or "", is_conditional, label_name, *boards)
+                Instruction(name, predicate or "", is_conditional, label_name, operands, *boards)
             )
     return code
 
@@ -208,10 +216,24 @@ def _count_round_trips(code: Code, blocked: set[int], skipped: set[int]) -> int:
     return longest
 
 
+def find_vector_registers(code: Code, copies: Sequence[int]) -> list[int]:
+    """Returns the first register of each vector of a thread, in the order of the row. ``copies``
+    are the instructions that copy them to shared memory."""
+    registers = {}
+    for copy in copies:
+        address, register = code.instructions[copy].operands.rsplit("], R", 1)
+        offset = re.search(r"0x([0-9a-f]+)$", address)
+        registers[int(offset[1], 16) if offset else 0] = int(register)
+    return [registers[offset] for offset in sorted(registers)]
+
+
 def measure_lookup(text: str) -> dict[str, int]:
     """Returns the counts of a lookup: of a row without a candidate that one block searches at once,
     of each further share of a block, and of the whole kernel. All loads in loops are for further
-    shares or for more than 32 sampled tokens; unconditional atomics are for several blocks."""
+    shares or for more than 32 sampled tokens; unconditional atomics are for several blocks.
+
+    The first warp also reads the row, loads the suffix, the costs and the tokens at the edges, and
+    drafts. Different lanes do this, so its count is that of all paths through these loads."""
     code = parse_listing(text)
     names = code.names
     wide_loads = code.find("LDG.E.EF.128", "LDG.E.128")
@@ -230,50 +252,62 @@ def measure_lookup(text: str) -> dict[str, int]:
         for i in code.find("ATOM", "RED", "MEMBAR")
         if not code.instructions[i].is_conditional and not names[i].startswith(("ATOMS", "REDUX"))
     }
-    next_loads = set(wide_loads) & loads_in_loops
-    copies = [i for i in code.find("STS.128") if i > max(first_loads)]
-    reduced = set(code.find("REDUX", "CREDUX"))
-    # Most comparisons in a row are those of the tokens of the last vectors with the newest token.
-    window = WIDE_LOADS // 2 * 4
-    first_of_window = max(
-        range(max(copies), min(reduced) - window),
-        key=lambda i: sum(name.startswith("ISETP") for name in names[i : i + window]),
-    )
-    compared = first_of_window + window // 2
-    first_compared = max(i for i in code.find("LDS") if i < compared)
-    exits, barriers = set(code.find("EXIT")), code.find("BAR")
     blocked = atomics | loads_in_loops
-    search = [{max(first_loads)}, {max(copies)}, {compared}]
-    short_search = [{first_loads[1]}, {copies[1]}, {first_compared}]
+    next_loads = set(wide_loads) & loads_in_loops
+    barriers, exits = code.find("BAR"), set(code.find("EXIT"))
+    reduced = set(code.find("REDUX", "CREDUX"))
+    copies = [i for i in code.find("STS.128") if i > max(first_loads)]
+
+    def make_waypoints(num_loads: int) -> list[set[int]]:
+        """Returns the last of the first ``num_loads`` loads, its copy and its comparison."""
+        register = find_vector_registers(code, copies)[num_loads - 1]
+        vector = re.compile("|".join(rf"\bR{register + k}\b" for k in range(4)))
+        comparisons = [i for i in code.find("ISETP") if max(copies) < i < min(reduced)]
+        used = {i for i in comparisons if vector.search(code.instructions[i].operands)}
+        is_of_vector = re.compile(rf"^\s*R{register}\b|\], R{register}\b")
+        loads, stores = (
+            {i for i in group if is_of_vector.search(code.instructions[i].operands)}
+            for group in (first_loads, copies)
+        )
+        return [loads, stores, {min(used)}]
+
+    search = make_waypoints(WIDE_LOADS)
     row = {max(i for i in code.find("LDG") if i < min(barriers) and i not in blocked)}
     results = {max(i for i in code.find("STG") if names[i] == "STG.E" and i not in blocked)}
+    accesses = [i for i in code.find("LDG", "STG") if i < barriers[1] and i not in blocked]
+    for num_loads in LOADS:
+        load, *others = make_waypoints(num_loads)
+        end = [*others, reduced]
+        first_warp = set()
+        for access in set(accesses) - set(first_loads):
+            begin = [{access}, row, load] if access < min(row) else [row, load, {access}]
+            first_warp |= set(find_path(code, [*begin, *end, results, exits], blocked))
+        name = f"with_{num_loads}_loads"
+        counts[f"instructions_of_first_warp_{name}"] = len(first_warp)
+        counts[f"instructions_per_warp_{name}"] = len(find_path(code, [load, *end, exits], blocked))
     first_share = find_path(code, search[:2], atomics)
-    shares = find_path(code, [*search, {max(next_loads)}, reduced, {max(copies)}], atomics)
-    ends = {"per_warp": [exits], "of_first_warp": [results, exits]}
+    shares = find_path(code, [*search, next_loads, reduced, search[1]], atomics)
     return {
         "round_trips": count_round_trips(code, blocked),
-        **{
-            f"instructions_{name}": len(
-                find_path(code, [*([row] if end[1:] else []), *part, reduced, *end], blocked)
-            )
-            for suffix, part in (("", search), ("_of_shorter_row", short_search))
-            for key, end in ends.items()
-            for name in [f"{key}{suffix}"]
-        },
+        "instructions_per_idle_warp": len(find_path(code, [{barriers[0]}, exits], blocked)),
         "instructions_per_further_share": len(shares) - len(first_share),
         **counts,
     }
 
 
 def count_thread_instructions(counts: dict[str, int]) -> dict[str, int]:
-    """Returns the instructions of all threads for 128 rows without a candidate, by row length."""
+    """Returns the instructions of all threads for 128 rows without a candidate, by the length and
+    the capacity of the rows."""
     instructions = {}
-    for length, (blocks, warps) in LAUNCHES.items():
-        # Threads of shorter rows have at most two vectors (kFewVectors).
-        suffix = "_of_shorter_row" if length <= 2 * 4 * 32 * warps else ""
-        per_warp = counts[f"instructions_per_warp{suffix}"]
-        first_warp = counts[f"instructions_of_first_warp{suffix}"]
-        instructions[f"128x{length}"] = 128 * 32 * blocks * ((warps - 1) * per_warp + first_warp)
+    for (length, capacity), (blocks, warps) in LAUNCHES.items():
+        total = 0
+        for warp in range(blocks * warps):
+            num_loads = -(-(length - warp * 128 * WIDE_LOADS) // 128)
+            size = next((n for n in LOADS if n >= num_loads), WIDE_LOADS)
+            kind = "of_first_warp" if warp % warps == 0 else "per_warp"
+            name = f"{kind}_with_{size}_loads" if num_loads > 0 else "per_idle_warp"
+            total += counts[f"instructions_{name}"]
+        instructions[f"128x{length} of {capacity}"] = 128 * 32 * total
     return instructions
 
 
@@ -300,22 +334,33 @@ def find_larger_kernels(measured: Sizes, recorded: Sizes) -> list[str]:
 
 
 def measure_baseline(text: str) -> dict[str, int]:
-    """Returns the instructions of a warp of the plain scan for 32 positions without a match, and
-    those outside this loop."""
+    """Returns the round trips of the plain scan, the instructions of a warp for 32 positions
+    without a match, and those outside this loop. The first warp also writes the draft."""
     code = parse_listing(text)
+    exits = set(code.find("EXIT"))
     scan = {next(i for i in code.find("LDG") if i > min(code.find("BAR")))}
     loop = find_shortest_loop(code, *scan)
-    path = find_path(code, [scan, set(code.find("EXIT"))], set())
-    return {"instructions_per_loop": len(loop), "other_instructions": len(path) - len(loop)}
+    path = find_path(code, [scan, exits], set())
+    after_loop = [i for i in code.find("LDG", "STG") if i > max(loop)]
+    first_warp = {
+        i for access in after_loop for i in find_path(code, [scan, {access}, exits], set())
+    }
+    return {
+        "round_trips": count_round_trips(code, set()),
+        "instructions_per_loop": len(loop),
+        "other_instructions": len(path) - len(loop),
+        "other_instructions_of_first_warp": len(first_warp | set(path)) - len(loop),
+    }
 
 
 def count_baseline_instructions(counts: dict[str, int]) -> dict[str, int]:
-    """Returns the same as count_thread_instructions() for the plain scan, with 256 threads."""
+    """Returns the same as count_thread_instructions() for the plain scan, which has 8 warps."""
+    others = 7 * counts["other_instructions"] + counts["other_instructions_of_first_warp"]
     return {
         f"128x{length}": 128
-        * 256
-        * (counts["other_instructions"] + -(-length // 256) * counts["instructions_per_loop"])
-        for length in LAUNCHES
+        * 32
+        * (others + 8 * -(-length // 256) * counts["instructions_per_loop"])
+        for length in sorted({length for length, _ in LAUNCHES})
     }
 
 
@@ -341,6 +386,18 @@ def find_problems(
     return problems + [f"{kernel}: not recorded" for kernel in measured.keys() - recorded.keys()]
 
 
+def find_sizes_above_baseline(instructions: dict[str, Sizes]) -> list[str]:
+    """Returns one message per size for which a lookup has more instructions than the plain scan."""
+    problems = []
+    for kernel in (name for name in instructions if not name.startswith(BASELINE.stem)):
+        baseline = instructions[f"{BASELINE.stem}, {kernel.split(', ')[1]}"]
+        for size, count in instructions[kernel].items():
+            limit = baseline[size.split()[0]]
+            if count > limit:
+                problems.append(f"{kernel}: {size}: {count} instructions, plain scan {limit}")
+    return problems
+
+
 def find_disassembler() -> str | None:
     if path := shutil.which("nvdisasm"):
         return path
@@ -364,7 +421,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = "nvcc" if nvcc is None else "nvdisasm (pip install nvidia-cuda-nvdisasm)"
         sys.stderr.write(f"cuda_sass: {missing} is not installed\n")
         return 2
-    measured, sizes, instructions = {}, {}, {}
+    measured, baselines, sizes, instructions = {}, {}, {}, {}
     for arch in ARCHITECTURES:
         for kernel in KERNELS:
             text = disassemble(nvcc, nvdisasm, SOURCES / f"{kernel}.cu", arch)
@@ -375,19 +432,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kernel, count in count_instructions(text).items():
             sizes[f"{kernel}, {arch}"] = count
         baseline = measure_baseline(disassemble(nvcc, nvdisasm, BASELINE, arch))
+        baselines[f"{BASELINE.stem}, {arch}"] = baseline
         instructions[f"{BASELINE.stem}, {arch}"] = count_baseline_instructions(baseline)
     compiler = read_compiler_version(nvcc)
     if options.write:
         record = {
             "compiler": compiler,
             "kernels": measured,
+            "baselines": baselines,
             "instructions": sizes,
             "thread_instructions": instructions,
         }
         RECORD.write_text(json.dumps(record, indent=2) + "\n")
     record = json.loads(RECORD.read_text())
     recorded = record["kernels"] if record["compiler"] == compiler else {k: {} for k in measured}
-    problems = find_problems(measured, recorded)
+    problems = find_problems(measured, recorded) + find_sizes_above_baseline(instructions)
     if record["compiler"] == compiler:
         problems += find_larger_kernels(sizes, record["instructions"])
     print(*problems, f"{len(measured) + len(sizes)} kernels, {len(problems)} problems", sep="\n")

@@ -61,7 +61,7 @@ GROUPS = {
         "k=auto": "_auto_k::",
         "adaptive": r"\bladder-adaptive|_adaptive_",
         "ladder": r"\bladder|_ladder_",
-        "ngram_gpu": r"\basync-|other.options|_match_policy_|_parity::|late-index",
+        "ngram_gpu": r"\basync-|_match_policy_|_parity::|late-index",
         "ngram": r"\bsync-",
     },
 }

@@ -53,22 +53,25 @@ def _format_parameter(argument: str) -> str:
 
 
 def _format_docstring(op: str, parameters: set[str], results: set[str], document: str) -> str:
-    """Returns the paragraph after the title, and the rows of the tables that apply to ``op``."""
-    _title, summary, _tables = (part.strip() for part in document.split("\n\n", 2))
+    """Returns the paragraph after the title, and the arguments and results of ``op``."""
+    _title, summary, _lists = (part.strip() for part in document.split("\n\n", 2))
     lines = [f'"""{_strip_markdown(summary)}', ""]
-    tables = re.findall(r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
-    for kind, title, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):
-        rows = [row for name, table in tables if name == kind for row in table.splitlines()]
-        cells = [re.split(r" *\| *", row)[1:-1] for row in rows]
-        descriptions = [
-            f"    {_strip_markdown(first)}: {_strip_markdown('; '.join(filter(None, rest)))}"
-            for first, *rest in cells
-            if "`" not in first or names & {*re.findall(r"`(\w+)`", first)}
-        ]
+    lists = re.findall(r"^(Arguments|Results)\b.*\n\n((?:[- ] .*\n)+)", document, re.MULTILINE)
+    groups = (("Arguments", "Args:", parameters), ("Results", "Returns:", results))
+    for kind, title, names in groups:
+        text = "".join(items for name, items in lists if name == kind)
+        items = [" ".join(item.split()) for item in re.split("^- ", text, flags=re.MULTILINE)[1:]]
+        descriptions = [f"    {_strip_markdown(i)}" for i in items if _describes(i, names)]
         lines += [title, *descriptions, ""] if names else []
     lines += ["Raises:", f"    {_RAISES}", "    before anything is written.", ""]
     lines += [f"Contract: docs/ops/{op.rstrip('_')}.md", '"""']
     return "\n".join(lines)
+
+
+def _describes(item: str, names: set[str]) -> bool:
+    """Returns whether an item such as "`a`, `b` ([B] int32): ..." has one of ``names``, or none."""
+    described = set(re.findall(r"`(\w+)`", item.partition(": ")[0]))
+    return not described or not names.isdisjoint(described)
 
 
 def _strip_markdown(text: str) -> str:

@@ -179,6 +179,19 @@ using In = typename F::In;
 template <class F>
 using Optional = typename F::Optional;
 
+// Checks the rows of a step, which contain the sampled tokens already.
+template <class Params, class F>
+void check_grown_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, In<F> num_sampled,
+                      Optional<F> row_indices) {
+  p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
+  p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
+  const TensorView sampled = call.view("num_sampled", num_sampled);
+  p.num_sampled = call.check_int32s(sampled, kAnySize);
+  p.batch = sampled.sizes[0];
+  p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
+                                         p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
+}
+
 // Defines op##_op (of the operator `merge_drafts_`: merge_drafts__op): its parameters, name and CPU kernel.
 #define NGRAM_NPU_OPERATOR(op, OpParams)                               \
   NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_##op(const OpParams*, void*); \

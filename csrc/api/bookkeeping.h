@@ -109,13 +109,7 @@ void gather_sampled_tokens_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled
                             In<F> sampled_tokens) {
   F call("gather_sampled_tokens_");
   GatherSampledTokensParams p{};
-  p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
-  p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
-  const TensorView sampled = call.view("num_sampled", num_sampled);
-  p.num_sampled = call.check_int32s(sampled, kAnySize);
-  p.batch = sampled.sizes[0];
-  p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
-                                         p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
+  check_grown_rows(call, p, token_ids, num_tokens, num_sampled, row_indices);
   const TensorView output = call.view("sampled_tokens", sampled_tokens);
   p.sampled_tokens = call.template check_token_rows<int32_t>(output, Arguments::kWrite);
   call.check_shape(output, p.batch, output.sizes[1]);

@@ -32,27 +32,14 @@ device_store::Contents<Int> check_contents(F& call, In<F> text, In<F> blocks, In
   return contents;
 }
 
-// Checks the arguments of a step's rows.
-template <class Params, class F>
-void check_step_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, In<F> num_sampled, Optional<F> row_indices,
-                     Optional<F> scopes) {
-  p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
-  p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
-  const TensorView sampled = call.view("num_sampled", num_sampled);
-  p.num_sampled = call.check_int32s(sampled, kAnySize);
-  p.batch = sampled.sizes[0];
-  p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
-                                         p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
-  p.scopes = call.check_indices(call.view("scopes", scopes), p.batch);
-}
-
 template <class F>
 void device_store_append_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, Optional<F> row_indices,
                           Optional<F> slot_indices, Optional<F> scopes, In<F> slots, In<F> text, In<F> blocks,
                           In<F> table, In<F> allocator, int64_t max_new, bool hold_back, Optional<F> workspace) {
   F call("device_store_append_");
   DeviceStoreAppendParams p{};
-  check_step_rows(call, p, token_ids, num_tokens, num_sampled, row_indices, scopes);
+  check_grown_rows(call, p, token_ids, num_tokens, num_sampled, row_indices);
+  p.scopes = call.check_indices(call.view("scopes", scopes), p.batch);
   p.slot_indices = call.check_indices(call.view("slot_indices", slot_indices), p.batch);
   const TensorView slots_view = call.view("slots", slots);
   p.slots = call.template check_token_rows<int32_t>(slots_view, Arguments::kWrite);
@@ -77,7 +64,8 @@ void device_store_propose_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled,
                            In<F> num_draft_tokens, In<F> match_len, int64_t max_len, bool fill) {
   F call("device_store_propose_");
   DeviceStoreProposeParams p{};
-  check_step_rows(call, p, token_ids, num_tokens, num_sampled, row_indices, scopes);
+  check_grown_rows(call, p, token_ids, num_tokens, num_sampled, row_indices);
+  p.scopes = call.check_indices(call.view("scopes", scopes), p.batch);
   p.contents = check_contents<const int32_t>(call, text, blocks, table);
   const TensorView drafts = call.view("draft_token_ids", draft_token_ids);
   p.draft_token_ids = call.check_draft_rows(drafts, p.batch);

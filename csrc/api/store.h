@@ -24,13 +24,7 @@ void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<
                        Optional<F> token_logits) {
   F call("ngram_store_step_");
   NgramStoreStepParams p{};
-  p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
-  p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
-  const TensorView sampled_view = call.view("num_sampled", num_sampled);
-  p.num_sampled = call.check_int32s(sampled_view, kAnySize);
-  p.batch = sampled_view.sizes[0];
-  p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
-                                         p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
+  check_grown_rows(call, p, token_ids, num_tokens, num_sampled, row_indices);
   p.store = check_store(call, store);
   p.slot_indices = call.check_indices(call.view("slot_indices", slot_indices), p.batch);
   p.scopes = call.check_indices(call.view("scopes", scopes), p.batch);

@@ -31,6 +31,23 @@ class TokenWindow {
     const TokenRange tokens_in_window = clip_range(range);
     for (int64_t n = tokens_in_window.begin; n < tokens_in_window.end; ++n) set(n, value);
   }
+  // Sets the items from `begin` to the end of the window, with a vector instruction from the first multiple of 32
+  // bytes.
+  __aicore__ inline void fill_to_end(int64_t begin, T value) {
+    constexpr int64_t kBlockItems = 32 / sizeof(T);
+    constexpr int64_t kWords = sizeof(T) / sizeof(int32_t);
+    const int64_t first = (larger<int64_t>(begin - begin_, 0) + kBlockItems - 1) / kBlockItems * kBlockItems;
+    const auto word = static_cast<int32_t>(value);
+    // The 910B has no Duplicate() of int64.
+    const bool has_equal_words = kWords == 1 || static_cast<int64_t>(value) >> 32 == word;
+    const int64_t vector_begin = has_equal_words ? smaller(begin_ + first, end_) : end_;
+    fill({begin, vector_begin}, value);
+    if (vector_begin >= end_) return;
+    sync_pipes<AscendC::HardEvent::S_V>();
+    AscendC::Duplicate(items_.tensor().template ReinterpretCast<int32_t>()[static_cast<uint32_t>(first * kWords)], word,
+                       static_cast<int32_t>((end_ - vector_begin) * kWords));
+    sync_pipes<AscendC::HardEvent::V_S>();
+  }
 
  private:
   LocalBuffer<T> items_;
@@ -53,6 +70,14 @@ __aicore__ inline int64_t find_first_request(const Offsets& query_start_loc, int
   }
   return low;
 }
+
+// Divides by powers of two, as almost all sizes are, with a shift, because an integer division takes much longer.
+struct ShiftDivision {
+  __aicore__ static inline int64_t divide(int64_t n, int64_t divisor) {
+    if ((divisor & (divisor - 1)) != 0) return n / divisor;
+    return n >> AscendC::ScalarGetSFFValue<1>(static_cast<uint64_t>(divisor));
+  }
+};
 
 // Sources of a request's block ids for slot_run(). In a first loop over the request's tokens, BlockLoader starts the
 // loads of the block ids that it needs. In a second loop, LoadedBlocks returns them in the same order.
@@ -109,7 +134,8 @@ __aicore__ inline void load_blocks(const ComputeSlotMappingParams& p, int64_t i,
   for (int64_t n = tokens_in_window.begin; n < end_with_positions; ++n) {
     const int64_t position = positions.get(n);
     if (is_in_run(run, position)) continue;
-    run = slot_run(p.layout, BlockSource<BlockLoader>{{staged_slots.blocks, list.blocks}, list.count}, position);
+    run = slot_run<ShiftDivision>(p.layout, BlockSource<BlockLoader>{{staged_slots.blocks, list.blocks}, list.count},
+                                  position);
   }
 }
 
@@ -129,7 +155,8 @@ __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i,
     const int64_t position = positions.get(n);
     if (!is_in_run(run, position)) {
       bool is_used = false;
-      run = slot_run(p.layout, BlockSource<LoadedBlocks>{{staged_slots.blocks, next_block, is_used}, count}, position);
+      run = slot_run<ShiftDivision>(
+          p.layout, BlockSource<LoadedBlocks>{{staged_slots.blocks, next_block, is_used}, count}, position);
       next_block += is_used;
     }
     const int64_t slot = slot_at(run, position);
@@ -142,7 +169,7 @@ __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i,
 template <class Slot>
 __aicore__ inline void pad_remaining_slots(const ComputeSlotMappingParams& p, const StagedSlots& staged_slots,
                                            TokenWindow<Slot>& slots) {
-  slots.fill({larger<int64_t>(staged_slots.query_start_loc[p.batch], 0), p.num_slots}, static_cast<Slot>(p.pad_id));
+  slots.fill_to_end(larger<int64_t>(staged_slots.query_start_loc[p.batch], 0), static_cast<Slot>(p.pad_id));
 }
 
 }  // namespace ngram_npu::ascendc

@@ -102,29 +102,34 @@ struct SlotRun {
   int64_t slot;
 };
 
+// The division of slot_run(). Kernels replace it if the device divides 64-bit integers slowly. n >= 0, divisor >= 1.
+struct NativeDivision {
+  NGRAM_FN static int64_t divide(int64_t n, int64_t divisor) { return n / divisor; }
+};
+
 // The run that begins at `position`. Most positions are consecutive, so the divisions are done once per run, not once
 // per token. The type List is BlockList or a kernel's copy of it.
-template <class List>
+template <class Division = NativeDivision, class List>
 NGRAM_FN SlotRun slot_run(const SlotLayout& layout, const List& list, int64_t position) {
   if (position < 0) return {position, 1, kNoSlot};
-  int64_t block_index;  // index of the block in the request's row
-  int64_t block_offset;
+  int64_t first_block = 0;         // index of the KV block's first block in the request's row
+  int64_t rank_offset = position;  // of the position, in the tokens that this rank stores of the KV block
   int64_t count = INT64_MAX;
-  if (layout.cp_world == 1) {
-    block_index = position / layout.block_size;
-    block_offset = position % layout.block_size;
-  } else {
+  if (layout.cp_world > 1) {
     const int64_t virtual_size = layout.block_size * layout.blocks_per_kv_block * layout.cp_world;
-    const int64_t virtual_block = position / virtual_size;
-    const int64_t virtual_offset = position % virtual_size;
-    const int64_t chunk = virtual_offset / layout.cp_interleave;
-    const int64_t chunk_offset = virtual_offset % layout.cp_interleave;
+    const int64_t virtual_block = Division::divide(position, virtual_size);
+    const int64_t virtual_offset = position - virtual_block * virtual_size;
+    const int64_t chunk = Division::divide(virtual_offset, layout.cp_interleave);
+    const int64_t chunk_offset = virtual_offset - chunk * layout.cp_interleave;
+    const int64_t rank_chunk = Division::divide(chunk, layout.cp_world);
     count = layout.cp_interleave - chunk_offset;
-    if (chunk % layout.cp_world != layout.cp_rank) return {position, count, kNoSlot};
-    const int64_t rank_offset = (chunk / layout.cp_world) * layout.cp_interleave + chunk_offset;
-    block_index = virtual_block * layout.blocks_per_kv_block + rank_offset / layout.block_size;
-    block_offset = rank_offset % layout.block_size;
+    if (chunk - rank_chunk * layout.cp_world != layout.cp_rank) return {position, count, kNoSlot};
+    first_block = virtual_block * layout.blocks_per_kv_block;
+    rank_offset = rank_chunk * layout.cp_interleave + chunk_offset;
   }
+  const int64_t block = Division::divide(rank_offset, layout.block_size);
+  const int64_t block_offset = rank_offset - block * layout.block_size;
+  const int64_t block_index = first_block + block;
   count = smaller(count, layout.block_size - block_offset);
   if (block_index >= list.count || list.blocks[block_index] < 0) return {position, count, kNoSlot};
   return {position, count, list.blocks[block_index] * layout.block_size + block_offset};

@@ -1,5 +1,5 @@
 // Decides whether a step uses the index or scans the rows, and how many tokens are indexed per step. Measurements:
-// docs/design/index.md, "When it pays".
+// docs/design/index.md, "When it saves time".
 #pragma once
 
 #include <vector>

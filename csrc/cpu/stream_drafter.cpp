@@ -55,7 +55,7 @@ struct StopCheck {
 };
 
 // A request that a job adds to a row, or the removal of a row's request.
-struct Event {
+struct RowChange {
   int64_t row;
   bool adds_request;
   int64_t scope;
@@ -65,7 +65,7 @@ struct Event {
 };
 
 // Tokens that a job appends to a text row.
-struct TextEvent {
+struct TextChange {
   int64_t row;
   bool begins_text;
   int64_t scope;
@@ -99,8 +99,8 @@ struct FreeMemory {
 class StreamJob {
  public:
   StreamDrafter* drafter;
-  std::vector<Event> events;
-  std::vector<TextEvent> texts;
+  std::vector<RowChange> changes;
+  std::vector<TextChange> texts;
   std::vector<int32_t> rows;
   bool writes_drafts;
   std::atomic<bool> is_done{false};
@@ -139,13 +139,13 @@ class StreamDrafter {
   void add_request(const StreamRequest& request) {
     const int64_t num_tokens = smaller(request.num_tokens, options_.capacity);
     const StopConditions& stop = request.stop;
-    Event event{request.row, true, request.scope, {}, {request.tokens, request.tokens + num_tokens}, {stop, {}}};
-    if (request.prompt_scope != nullptr) event.prompt_scope = *request.prompt_scope;
-    event.stop.tokens.assign(stop.tokens, stop.tokens + stop.num_tokens);
-    events_.push_back(std::move(event));
+    RowChange change{request.row, true, request.scope, {}, {request.tokens, request.tokens + num_tokens}, {stop, {}}};
+    if (request.prompt_scope != nullptr) change.prompt_scope = *request.prompt_scope;
+    change.stop.tokens.assign(stop.tokens, stop.tokens + stop.num_tokens);
+    changes_.push_back(std::move(change));
   }
 
-  void remove_request(int64_t row) { events_.push_back({row, false, 0, {}, {}, {}}); }
+  void remove_request(int64_t row) { changes_.push_back({row, false, 0, {}, {}, {}}); }
 
   void append_text(const StreamText& text) {
     texts_.push_back({text.row, text.begins_text, text.scope, {text.tokens, text.tokens + text.num_tokens}});
@@ -158,14 +158,14 @@ class StreamDrafter {
     job->rows.assign(rows, rows + batch);
     job->writes_drafts = writes_drafts;
     jobs_.push_back(std::move(job));
-    jobs_.back()->events.swap(events_);
+    jobs_.back()->changes.swap(changes_);
     jobs_.back()->texts.swap(texts_);
     return jobs_.back().get();
   }
 
-  // Cancels the last job. Its events and texts move to the next job.
+  // Cancels the last job. Its changes and texts move to the next job.
   void cancel_job() {
-    prepend(&jobs_.back()->events, &events_);
+    prepend(&jobs_.back()->changes, &changes_);
     prepend(&jobs_.back()->texts, &texts_);
     jobs_.pop_back();
   }
@@ -198,10 +198,10 @@ class StreamDrafter {
 
   // Runs a job with store_, which has no words if the job must not use the store.
   void run_job_parts(StreamJob* job) noexcept {
-    for (Event& event : job->events) {
-      if (event.row < 0 || event.row >= options_.num_rows) continue;
-      end_request(event.row);
-      if (event.adds_request) begin_request(&event);
+    for (RowChange& change : job->changes) {
+      if (change.row < 0 || change.row >= options_.num_rows) continue;
+      end_request(change.row);
+      if (change.adds_request) begin_request(&change);
     }
     const int64_t batch = static_cast<int64_t>(job->rows.size());
     for (int64_t i = 0; i < batch; ++i)
@@ -211,8 +211,8 @@ class StreamDrafter {
     } else {
       add_rows_behind(job->rows.data(), batch);
     }
-    insert_text(job->rows.data(), batch);
-    for (const TextEvent& text : job->texts) append_to_text_row(text);
+    finish_step(job->rows.data(), batch);
+    for (const TextChange& text : job->texts) append_to_text_row(text);
   }
 
   bool has_request(int64_t row_id) const {
@@ -258,17 +258,17 @@ class StreamDrafter {
     ++ended_row.generation;
   }
 
-  void begin_request(Event* event) {
-    Row& new_row = row(event->row);
-    std::copy(event->tokens.begin(), event->tokens.end(), tokens(event->row));
+  void begin_request(RowChange* change) {
+    Row& new_row = row(change->row);
+    std::copy(change->tokens.begin(), change->tokens.end(), tokens(change->row));
     new_row.has_request = true;
-    new_row.length = new_row.stored_length = static_cast<int64_t>(event->tokens.size());
+    new_row.length = new_row.stored_length = static_cast<int64_t>(change->tokens.size());
     new_row.stop_length = kNotStopped;
-    new_row.scope = event->scope;
-    new_row.prompt_scope = event->prompt_scope;
-    std::swap(new_row.stop, event->stop);
-    lengths_[static_cast<size_t>(event->row)] = static_cast<int32_t>(new_row.length);
-    if (index().words != nullptr && new_row.length > 0) rows_behind_.push_back(static_cast<int32_t>(event->row));
+    new_row.scope = change->scope;
+    new_row.prompt_scope = change->prompt_scope;
+    std::swap(new_row.stop, change->stop);
+    lengths_[static_cast<size_t>(change->row)] = static_cast<int32_t>(new_row.length);
+    if (index().words != nullptr && new_row.length > 0) rows_behind_.push_back(static_cast<int32_t>(change->row));
   }
 
   // Appends the sampled tokens of the request at batch position i to its row, and returns the number of these tokens.
@@ -328,7 +328,7 @@ class StreamDrafter {
 
   // Indexes missing text, records the lengths of the rows, and stores the text up to the lengths of `lag` steps ago. A
   // job without requests, such as a dummy run, is not a step of the engine and does not count.
-  void insert_text(const int32_t* rows, int64_t batch) {
+  void finish_step(const int32_t* rows, int64_t batch) {
     index_rows_behind();
     if (std::none_of(rows, rows + batch, [this](int32_t row_id) { return has_request(row_id); })) return;
     auto& newest_lengths = recent_lengths_[next_step_];
@@ -390,7 +390,7 @@ class StreamDrafter {
   static int64_t prompt_slot(const cpu::Store& store, int64_t row_id) { return store.num_slots / 2 + row_id; }
 
   // Appends tokens to a text row and inserts them into the store.
-  void append_to_text_row(const TextEvent& text) {
+  void append_to_text_row(const TextChange& text) {
     if (text.row < 0 || text.row >= options_.num_text_rows) return;
     const auto row_id = static_cast<int32_t>(text.row);
     const auto slot = static_cast<int32_t>(options_.num_rows + text.row);
@@ -463,8 +463,8 @@ class StreamDrafter {
   std::vector<std::vector<RowLength>> recent_lengths_;  // ring buffer of the last lag + 1 steps
   size_t next_step_ = 0;                                // index in recent_lengths_
   StoreAccess store_{};                                 // has no words if the running job must not use the store
-  std::vector<Event> events_;                           // for the next job
-  std::vector<TextEvent> texts_;                        // for the next job
+  std::vector<RowChange> changes_;                      // for the next job
+  std::vector<TextChange> texts_;                       // for the next job
   std::deque<std::unique_ptr<StreamJob>> jobs_;         // create_job() frees finished jobs
 };
 
@@ -475,7 +475,7 @@ using namespace ngram_npu;
 namespace {
 
 template <class Body>
-int32_t run_without_exceptions(Body&& body) {
+int32_t catch_bad_alloc(Body&& body) {
   try {
     body();
     return kOk;
@@ -488,7 +488,7 @@ int32_t run_without_exceptions(Body&& body) {
 
 StreamDrafter* ngram_npu_cpu_stream_make(const StreamOptions* options) {
   StreamDrafter* drafter = nullptr;
-  run_without_exceptions([&] { drafter = new StreamDrafter(*options); });
+  catch_bad_alloc([&] { drafter = new StreamDrafter(*options); });
   return drafter;
 }
 
@@ -499,26 +499,26 @@ bool ngram_npu_cpu_stream_free(StreamDrafter* drafter) {
 }
 
 int32_t ngram_npu_cpu_stream_add_request(StreamDrafter* drafter, const StreamRequest* request) {
-  return run_without_exceptions([&] { drafter->add_request(*request); });
+  return catch_bad_alloc([&] { drafter->add_request(*request); });
 }
 
 int32_t ngram_npu_cpu_stream_remove_request(StreamDrafter* drafter, int64_t row) {
-  return run_without_exceptions([&] { drafter->remove_request(row); });
+  return catch_bad_alloc([&] { drafter->remove_request(row); });
 }
 
 int32_t ngram_npu_cpu_stream_append_text(StreamDrafter* drafter, const StreamText* text) {
-  return run_without_exceptions([&] { drafter->append_text(*text); });
+  return catch_bad_alloc([&] { drafter->append_text(*text); });
 }
 
 StreamJob* ngram_npu_cpu_stream_create_job(StreamDrafter* drafter, const int32_t* rows, int64_t batch,
                                            bool writes_drafts) {
   StreamJob* job = nullptr;
-  run_without_exceptions([&] { job = drafter->create_job(rows, batch, writes_drafts); });
+  catch_bad_alloc([&] { job = drafter->create_job(rows, batch, writes_drafts); });
   return job;
 }
 
 int32_t ngram_npu_cpu_stream_cancel_job(StreamDrafter* drafter) {
-  return run_without_exceptions([&] { drafter->cancel_job(); });
+  return catch_bad_alloc([&] { drafter->cancel_job(); });
 }
 
 void ngram_npu_cpu_stream_run_job(void* data) {

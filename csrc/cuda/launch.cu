@@ -1,7 +1,7 @@
 // Functions of launch.cuh that are not inline: queries and errors of the CUDA runtime.
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 
 #include "cuda/launch.cuh"
 
@@ -11,12 +11,13 @@ static thread_local const char* last_error = "";
 
 int32_t resident_blocks(const void* kernel, int32_t threads, size_t shared_bytes) {
   static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, int32_t> cached_counts;
+  static std::map<std::tuple<int, const void*, int32_t, size_t>, int32_t> cached_counts;
   int device = 0, num_multiprocessors = 0, blocks_per_multiprocessor = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 1;
   const std::lock_guard<std::mutex> lock(mutex);
-  int32_t& count = cached_counts[{device, kernel}];
+  int32_t& count = cached_counts[{device, kernel, threads, shared_bytes}];
   if (count == 0) {
+    if (allow_shared_bytes(kernel, shared_bytes) != cudaSuccess) return 1;
     if (cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_multiprocessor, kernel, threads, shared_bytes) !=
         cudaSuccess)

@@ -17,8 +17,7 @@ constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
 // Returns the number of blocks of a kernel that the current device runs concurrently. Does not wait for the device;
-// allowed during graph capture. All calls for a kernel must have the same number of threads and of bytes, because the
-// result is kept per kernel and device.
+// allowed during graph capture.
 int32_t resident_blocks(const void* kernel, int32_t threads, size_t shared_bytes);
 
 // Returns the grid for one thread, warp or block per item, with per_block items per block. The grid has at least one
@@ -93,14 +92,15 @@ constexpr size_t kDefaultSharedBytes = size_t{47} << 10;
 // device: a smaller value would fail a larger launch of another thread.
 constexpr size_t kMaxSharedBytes = size_t{65} << 10;
 
+inline cudaError_t allow_shared_bytes(const void* kernel, size_t shared_bytes) {
+  if (shared_bytes <= kDefaultSharedBytes) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxSharedBytes));
+}
+
 template <class... Parameters, class... Arguments>
 int32_t launch(void (*kernel)(Parameters...), LaunchShape shape, void* stream, Arguments... arguments) {
-  if (shape.shared_bytes > kDefaultSharedBytes) {
-    const int32_t status =
-        status_of(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMaxSharedBytes)));
-    if (status != kOk) return status;
-  }
+  const int32_t status = status_of(allow_shared_bytes(reinterpret_cast<const void*>(kernel), shape.shared_bytes));
+  if (status != kOk) return status;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<uint32_t>(shape.threads));

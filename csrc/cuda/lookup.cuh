@@ -7,20 +7,23 @@
 
 namespace ngram_npu::cuda {
 
-constexpr int32_t kVectorTokens = 4;   // 16 bytes: one load
-constexpr int32_t kThreadVectors = 8;  // vectors of a share that a thread loads at once
-constexpr int32_t kFewVectors = 2;     // that a thread loads if the share is at most a quarter full
+constexpr int32_t kVectorTokens = 4;    // 16 bytes: one load
+constexpr int32_t kThreadVectors = 16;  // vectors of a share that a thread loads at once
 constexpr int32_t kThreadTokens = kThreadVectors * kVectorTokens;
+constexpr int32_t kWarpVectors = kThreadVectors * kWarpSize;
+constexpr int32_t kWarpTokens = kThreadTokens * kWarpSize;
 constexpr int32_t kHaloTokens = kMaxNgram;  // before a share, because a match may begin there
 constexpr int32_t kMinLookupThreads = 96;   // at least one per draft token, and one per edge of a share
-constexpr int32_t kMaxLookupThreads = 512;  // of a block that reads a whole row
-constexpr int32_t kLongRowThreads = 256;    // of the blocks of longer rows, so that several are resident
+constexpr int32_t kMaxLookupThreads = 256;  // of a block that reads a whole row
+constexpr int32_t kLongRowThreads = 128;    // of the blocks of longer rows, so that several are resident
 constexpr int32_t kMaxSharesPerBlock = 4;   // more blocks than are resident are faster than a longer loop
 static_assert(kHaloTokens % kVectorTokens == 0 && kMinLookupThreads >= kHaloTokens);
 static_assert(sizeof(int32_t) * (kHaloTokens + kMaxLookupThreads * kThreadTokens) <= kMaxSharedBytes);
 static_assert(kMinLookupThreads >= kMaxSampledWidth + 2 * (kVectorTokens - 1));
-// Minimum number of blocks per multiprocessor, which limits a thread to 64 registers. PTX requests one block, because a
-// driver might not reach 64 registers without spills. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as PTX.
+static_assert(kMinLookupThreads > kMaxNgram + kCostRows && kMinLookupThreads >= kMaxDraftTokens);
+// Minimum number of blocks per multiprocessor, which limits a thread to 128 registers. PTX requests one block, because
+// a driver might not reach 128 registers without spills. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as
+// PTX.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870
 constexpr int32_t kLookupBlocks = 1;
 #else
@@ -71,9 +74,8 @@ __device__ inline uint32_t len_of(Rank rank) { return static_cast<uint32_t>(rank
 // Returns the match of a rank. The match is within the row for any rank.
 __device__ inline Match match_of(Rank rank, const RowTokens& tokens, const LookupOptions& options) {
   const auto position = static_cast<uint32_t>(rank);
-  const int64_t end = options.match_policy == kLatest ? position : ~position;
-  const int64_t len = len_of(rank);
-  if (end > int64_t{tokens.length} - 2 || len > options.max_n) return {-1, 0};
+  const uint32_t end = options.match_policy == kLatest ? position : ~position, len = len_of(rank);
+  if (int64_t{end} > int64_t{tokens.length} - 2 || len > static_cast<uint32_t>(options.max_n)) return {-1, 0};
   return {end, len};
 }
 
@@ -91,18 +93,24 @@ struct LookupBlock {
   uint8_t costs[kCostRows];
   alignas(16) RowTokens tokens;  // so that 16 bytes are accessed at once
   alignas(16) RequestRow row;
-  Rank best;         // of the shares that this block has searched
-  Rank joined_best;  // of all shares; only in the last block of a request with several blocks
+  Rank best;                      // of the shares that this block has searched
+  Rank joined_best;               // of all shares; only in the last block of a request with several blocks
+  int32_t num_active_threads;     // that search and write the results
+  int32_t num_remaining_threads;  // the other threads leave at once
   int64_t num_sampled;
   int32_t newest_token;
   bool is_last;
 };
 
+// Number of tokens of a block's share.
+__device__ inline int32_t share_tokens() { return static_cast<int32_t>(blockDim.x) * kThreadTokens; }
+
 // One thread's search for the positions at which matches end.
 //
-// A share has kThreadVectors aligned vectors per thread. The edges are the few ends before the first whole vector and
-// after the last whole vector, and the ends in the sampled tokens; they belong to the share of the position. The tokens
-// of a share and of the halo before it are copied to shared memory, so that a candidate is compared without loads.
+// A share has kThreadVectors aligned vectors per thread, and those of a warp are consecutive. The edges are the few
+// ends before the first whole vector and after the last whole vector, and the ends in the sampled tokens; they belong
+// to the share of the position. The tokens of a share and of the halo before it are copied to shared memory, so that a
+// candidate is compared without loads.
 class ShareSearch {
  public:
   // All members depend only on the tokens, so the loads start before the suffix is read.
@@ -111,17 +119,18 @@ class ShareSearch {
     const auto misalignment = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens_.row) / sizeof(int32_t));
     const int32_t num_ends_in_row = smaller(tokens_.num_in_row, num_ends_);
     head_ = smaller(num_ends_in_row, -misalignment & (kVectorTokens - 1));
-    num_vectors_ = (num_ends_in_row - head_) / kVectorTokens;
+    num_vectors_ = static_cast<int32_t>(static_cast<uint32_t>(num_ends_in_row - head_) / kVectorTokens);
   }
 
   // At least 1, even if there is nothing to search.
   __device__ int32_t num_shares() const {
-    const int32_t count = num_ends_ - head_, share_tokens = share_vectors() * kVectorTokens;
-    return count <= share_tokens ? 1 : (count - 1) / share_tokens + 1;  // most rows need no division
+    const int32_t count = num_ends_ - head_;
+    return count <= share_tokens() ? 1 : (count - 1) / share_tokens() + 1;  // most rows need no division
   }
 
   // Searches the shares first, first + step, ... in the order of the policy. Calls load_other_data() after the loads of
-  // the first share. All threads of the block call this function. It ends with a barrier only if the block has a share.
+  // the first share. All active threads of the block call this function. It ends with a barrier only if the block has a
+  // share.
   template <class Function>
   __device__ void search_shares(int32_t first, int32_t step, const Function& load_other_data) {
     const int32_t stop = num_shares();
@@ -132,57 +141,67 @@ class ShareSearch {
       copy_to_shared_memory(share_at(n));
       __syncthreads();
       const bool searches_vectors = has_candidate(share_at(n));
+      const int32_t edge = edge_;
       if (n + step < stop) load(share_at(n + step));
       if (searches_vectors) search_vectors(share_at(n));
-      search_edge(share_at(n));
+      // Edges are not searched in the order of the policy, so a match of equal length may be better.
+      if (edge >= 0) verify(share_at(n), edge, best_len());
       merge_into_block();
       __syncthreads();
-      if (static_cast<int32_t>(len_of(block_.best)) >= options_.max_n) break;  // later matches are not better
+      if (static_cast<int32_t>(len_of(block_.best)) >= static_cast<int32_t>(options_.max_n))
+        break;  // later matches are not better
     }
   }
 
  private:
   __device__ static int32_t thread() { return static_cast<int32_t>(threadIdx.x); }
-  __device__ static int32_t share_vectors() { return static_cast<int32_t>(blockDim.x) * kThreadVectors; }
   __device__ bool is_latest() const { return options_.match_policy == kLatest; }
+  __device__ static int32_t lane() { return thread() % kWarpSize; }
+  __device__ static int32_t first_vector_in_share() { return thread() / kWarpSize * kWarpVectors + lane(); }
   __device__ static int32_t vector_of(int32_t share, int32_t u) {
-    return share * share_vectors() + u * static_cast<int32_t>(blockDim.x) + thread();
+    return share * (share_tokens() / kVectorTokens) + first_vector_in_share() + u * kWarpSize;
   }
-  // Whether the threads have at most kFewVectors vectors of a share, so that the others are skipped.
-  __device__ bool has_few_vectors(int32_t share) const {
-    return vector_of(share, kFewVectors) - thread() >= num_vectors_;
+  // Whether the warp skips vectors u to kThreadVectors - 1 of a share, because the row has none of them. Tested for
+  // some u only, because a test of every u takes more instructions than it saves.
+  __device__ bool skips_from(int32_t share, int32_t u) const {
+    return (u == 0 || u == 1 || u == kThreadVectors / 4 || u == kThreadVectors / 2) &&
+           vector_of(share, u) - lane() >= num_vectors_;
   }
   // The first position of a share that is not part of the head.
-  __device__ int32_t begin_of(int32_t share) const { return head_ + share * share_vectors() * kVectorTokens; }
+  __device__ int32_t begin_of(int32_t share) const { return head_ + share * share_tokens(); }
 
   // The token at a position of the share or its halo, in shared memory.
   __device__ int32_t& token(int32_t share, int32_t position) const {
     return reinterpret_cast<int32_t*>(dynamic_shared_memory)[kHaloTokens + position - begin_of(share)];
   }
-  // This thread's vectors of a share are u * blockDim.x vectors after the first one.
-  __device__ int4* first_vector() const { return dynamic_shared_memory + kHaloTokens / kVectorTokens + thread(); }
+  // This thread's vectors of a share are u * kWarpSize vectors after the first one.
+  __device__ int4* first_vector() const {
+    return dynamic_shared_memory + kHaloTokens / kVectorTokens + first_vector_in_share();
+  }
 
   // Instead of a vector beyond the row's last vector, the last vector is read again.
   __device__ void load(int32_t share) {
     const int4* const vectors = reinterpret_cast<const int4*>(tokens_.row + head_);
 #pragma unroll
-    for (int32_t u = 0; u < kThreadVectors && num_vectors_ > 0; ++u) {
-      if (u == kFewVectors && has_few_vectors(share)) break;
+    for (int32_t u = 0; u < kThreadVectors; ++u) {
+      if (skips_from(share, u)) break;
       data_[u] = load_once(vectors + smaller(vector_of(share, u), num_vectors_ - 1));
     }
-    if (halo_of(share) >= 0) halo_token_ = tokens_[halo_of(share)];
-    if (edge_of(share) >= 0) edge_token_ = tokens_[edge_of(share)];
+    halo_ = halo_of(share);
+    edge_ = edge_of(share);
+    if (halo_ >= 0) halo_token_ = tokens_[halo_];
+    if (edge_ >= 0) edge_token_ = tokens_[edge_];
   }
 
   __device__ void copy_to_shared_memory(int32_t share) const {
     int4* const staged_vectors = first_vector();
 #pragma unroll
     for (int32_t u = 0; u < kThreadVectors; ++u) {
-      if (u == kFewVectors && has_few_vectors(share)) break;
-      if (vector_of(share, u) < num_vectors_) staged_vectors[u * blockDim.x] = data_[u];
+      if (skips_from(share, u)) break;
+      if (vector_of(share, u) < num_vectors_) staged_vectors[u * kWarpSize] = data_[u];
     }
-    if (halo_of(share) >= 0) token(share, halo_of(share)) = halo_token_;
-    if (edge_of(share) >= 0) token(share, edge_of(share)) = edge_token_;
+    if (halo_ >= 0) token(share, halo_) = halo_token_;
+    if (edge_ >= 0) token(share, edge_) = edge_token_;
   }
 
   // This thread's position in the halo of a share, or -1.
@@ -193,11 +212,10 @@ class ShareSearch {
 
   // This thread's edge of a share, or -1.
   __device__ int32_t edge_of(int32_t share) const {
-    const int32_t head = share == 0 ? head_ : 0;
-    const int32_t edge = larger(begin_of(share), head_ + num_vectors_ * kVectorTokens) + thread() - head;
-    if (thread() < head) return thread();
-    const bool is_in_share = static_cast<uint32_t>(edge) < static_cast<uint32_t>(begin_of(share + 1));
-    return is_in_share && edge < num_ends_ ? edge : -1;
+    const int32_t head = share == 0 ? head_ : 0, n = thread() - head;
+    if (n < 0) return thread();
+    const int32_t begin = begin_of(share), first = larger(begin, head_ + num_vectors_ * kVectorTokens);
+    return n < num_ends_ - first && n < share_tokens() - (first - begin) ? first + n : -1;
   }
 
   // A token can end a match only if it equals the row's newest token.
@@ -205,10 +223,9 @@ class ShareSearch {
 
   __device__ bool has_candidate(int32_t share) const {
     bool has_candidate = false;
-    if (num_vectors_ == 0) return has_candidate;
 #pragma unroll
     for (int32_t u = 0; u < kThreadVectors; ++u) {
-      if (u == kFewVectors && has_few_vectors(share)) break;
+      if (skips_from(share, u)) break;
       const int4& v = data_[u];
       has_candidate |= is_candidate(v.x) | is_candidate(v.y) | is_candidate(v.z) | is_candidate(v.w);
     }
@@ -221,7 +238,7 @@ class ShareSearch {
     for (int32_t n = 0; n < kThreadVectors; ++n) {
       const int32_t u = is_latest() ? kThreadVectors - 1 - n : n, v = vector_of(share, u);
       if (v >= num_vectors_) continue;
-      const int4 data = first_vector()[u * static_cast<int32_t>(blockDim.x)];
+      const int4 data = first_vector()[u * kWarpSize];
       uint32_t candidates =
           static_cast<uint32_t>(is_candidate(data.x)) | static_cast<uint32_t>(is_candidate(data.y)) << 1 |
           static_cast<uint32_t>(is_candidate(data.z)) << 2 | static_cast<uint32_t>(is_candidate(data.w)) << 3;
@@ -233,11 +250,6 @@ class ShareSearch {
         verify(share, head_ + v * kVectorTokens + k, best_len() + 1);
       }
     }
-  }
-
-  // Edges are not searched in the order of the policy, so a match of equal length may be better.
-  __device__ void search_edge(int32_t share) {
-    if (edge_of(share) >= 0) verify(share, edge_of(share), best_len());
   }
 
   // Updates the best match if at least `min_length` and min_n tokens up to `end` equal the row's last tokens. Compares
@@ -260,7 +272,7 @@ class ShareSearch {
     if (longest == 0) return;
     const uint32_t position = len_of(best_) == longest ? static_cast<uint32_t>(best_) : 0u;
     const Rank rank = static_cast<Rank>(longest) << 32 | __reduce_max_sync(kWholeWarp, position);
-    if (thread() % kWarpSize == 0) atomicMax(&block_.best, rank);
+    if (lane() == 0) atomicMax(&block_.best, rank);
   }
 
   const RowTokens& tokens_;
@@ -271,6 +283,8 @@ class ShareSearch {
   int32_t num_vectors_;  // whole vectors of ends in the row
   Rank best_ = 0;
   int4 data_[kThreadVectors];
+  int32_t halo_;  // this thread's positions in the share that was loaded last
+  int32_t edge_;
   int32_t halo_token_;
   int32_t edge_token_;
 };
@@ -298,26 +312,36 @@ __device__ inline bool join_blocks(RequestWorkspace& workspace, LookupBlock& blo
 // Fills the block's shared memory. Each thread loads at most one value, so that all loads run in parallel.
 template <class Lookup>
 __device__ void load_lookup_data(const Lookup& lookup, const LookupOptions& options, LookupBlock& block) {
-  constexpr int32_t kFirstCost = static_cast<int32_t>(kMaxNgram), kAfterCosts = kFirstCost + kCostRows;
-  static_assert(kAfterCosts < kMinLookupThreads);
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  const bool has_suffix_token = thread < smaller(static_cast<int32_t>(options.max_n), block.tokens.length);
-  const bool has_cost = thread >= kFirstCost && thread < kAfterCosts && options.match_costs != nullptr;
+  const auto thread = static_cast<int32_t>(threadIdx.x), max_n = static_cast<int32_t>(options.max_n);
+  const int32_t cost = thread - max_n;
+  const bool has_suffix_token = thread < smaller(max_n, block.tokens.length);
+  const bool has_cost = cost >= 0 && cost < kCostRows && options.match_costs != nullptr;
   int32_t value = 0;
   if (has_suffix_token) {
     value = block.tokens[block.tokens.length - 1 - thread];
   } else if (has_cost) {
-    value = options.match_costs[thread - kFirstCost];
-  } else if (thread == kAfterCosts) {
+    value = options.match_costs[cost];
+  } else if (cost == kCostRows) {
     value = lookup.newest_token(blockIdx.x);
   }
   if (has_suffix_token) {
     block.suffix[thread] = value;
   } else if (has_cost) {
-    block.costs[thread - kFirstCost] = static_cast<uint8_t>(value);
-  } else if (thread == kAfterCosts) {
+    block.costs[cost] = static_cast<uint8_t>(value);
+  } else if (cost == kCostRows) {
     block.newest_token = value;
   }
+}
+
+// Returns how many threads of the block have work. These are whole warps, so that the other warps can leave at once.
+__device__ inline int32_t count_active_threads(const RowTokens& tokens, const LookupOptions& options) {
+  if (tokens.length > share_tokens()) return static_cast<int32_t>(blockDim.x);
+  if (blockIdx.y > 0) return 0;  // the first block has the only share
+  const int32_t num_edges = 2 * (kVectorTokens - 1) + tokens.length - tokens.num_in_row;
+  const auto num_loads = static_cast<int32_t>(options.max_n + kCostRows) + 1;  // of load_lookup_data()
+  const int32_t num_threads = larger(larger(num_edges, num_loads), static_cast<int32_t>(options.k));
+  const auto num_tokens = static_cast<uint32_t>(larger(num_threads * kThreadTokens, tokens.length));
+  return static_cast<int32_t>((num_tokens + kWarpTokens - 1) / kWarpTokens * kWarpSize);
 }
 
 // Performs the lookup of request blockIdx.x. All threads of all blocks call this function. `lookup` has these functions
@@ -334,23 +358,31 @@ __device__ void look_up(const Lookup& lookup, const Params& p, LookupBlock& bloc
     const RowTokens tokens = lookup.read_tokens(i);
     if (thread == 0) {
       block.tokens = tokens;
+      const int32_t num_active = count_active_threads(tokens, p.lookup);
+      block.num_active_threads = num_active;
+      block.num_remaining_threads = gridDim.y == 1 ? num_active : static_cast<int32_t>(blockDim.x);
       block.best = 0;
     }
   }
   __syncthreads();
-  ShareSearch search(p.lookup, block);
-  search.search_shares(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y),
-                       [&] { load_lookup_data(lookup, p.lookup, block); });
-  // The results of a row of one share do not depend on the request's other blocks.
   auto* const workspaces = static_cast<RequestWorkspace*>(p.workspace);
-  const bool is_joined = gridDim.y > 1 && search.num_shares() > 1;
-  if (is_joined ? join_blocks(workspaces[i], block) : blockIdx.y == 0) {
-    const Rank best = is_joined ? block.joined_best : block.best;
-    lookup.write_results(i, block.tokens, match_of(best, block.tokens, p.lookup));
-    if (is_joined && thread == 0) lookup.grow_row(i);
+  if (thread >= static_cast<uint32_t>(block.num_remaining_threads)) return;
+  // The results of a row of one share do not depend on the request's other blocks.
+  const bool is_joined = gridDim.y > 1 && block.tokens.length > share_tokens();
+  if (thread < static_cast<uint32_t>(block.num_active_threads)) {
+    ShareSearch search(p.lookup, block);
+    search.search_shares(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y),
+                         [&] { load_lookup_data(lookup, p.lookup, block); });
+    if (!is_joined || join_blocks(workspaces[i], block)) {
+      const Rank best = is_joined ? block.joined_best : block.best;
+      const uint32_t num_writing_threads = larger(static_cast<uint32_t>(p.lookup.k), 1u);
+      if (thread / kWarpSize * kWarpSize < num_writing_threads)
+        lookup.write_results(i, block.tokens, match_of(best, block.tokens, p.lookup));
+      if (is_joined && thread == 0) lookup.grow_row(i);
+    }
   }
-  // Another warp than those that write the results, so that nothing waits for the arrival.
-  if (is_joined || thread != blockDim.x - 1) return;
+  // With several blocks per request, this is usually not a warp that writes results, so nothing waits for the arrival.
+  if (is_joined || thread + 1 != static_cast<uint32_t>(block.num_remaining_threads)) return;
   if (gridDim.y > 1) {
     if (!arrive_last(workspaces[i])) return;
     workspaces[i] = {};
@@ -397,26 +429,32 @@ __device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens,
   }
 }
 
-// Returns one block per request if a block can hold a row of the tensor's capacity. Otherwise, returns as many blocks
-// per request as run concurrently, but at most one per share and at least one for kMaxSharesPerBlock shares. grid.x is
-// 0 if there are too many requests or tokens.
+// Returns one block per request if a block can hold a row of the tensor's capacity, and if all blocks run concurrently:
+// large blocks need much shared memory. Otherwise, returns as many smaller blocks per request as run concurrently, but
+// at most one per share and at least one for kMaxSharesPerBlock shares, unless a grid cannot have so many blocks.
+// grid.x is 0 if there are too many requests.
 template <class Params>
 LaunchShape plan_lookup(void (*kernel)(Params), const Params& p) {
-  const int64_t capacity = larger<int64_t>(p.token_ids.capacity, 1);
-  const bool is_short = capacity <= kMaxLookupThreads * kThreadTokens;
-  constexpr int32_t kWarpTokens = kWarpSize * kThreadTokens;
-  const auto warps = static_cast<int32_t>(is_short ? (capacity + kWarpTokens - 1) / kWarpTokens : 0);
-  const int32_t threads = is_short ? larger(warps * kWarpSize, kMinLookupThreads) : kLongRowThreads;
-  const size_t shared_bytes = sizeof(int32_t) * static_cast<size_t>(kHaloTokens + threads * kThreadTokens);
+  const int64_t capacity = larger<int64_t>(p.token_ids.capacity, 1), batch = larger<int64_t>(p.batch, 1);
+  const auto count_shared_bytes = [](int32_t threads) {
+    return sizeof(int32_t) * static_cast<size_t>(kHaloTokens + threads * kThreadTokens);
+  };
+  const auto count_resident_blocks = [&](int32_t threads) {
+    return resident_blocks(reinterpret_cast<const void*>(kernel), threads, count_shared_bytes(threads));
+  };
+  const int64_t warps = smaller<int64_t>((capacity - 1) / kWarpTokens + 1, kMaxLookupThreads / kWarpSize);
+  int32_t threads = larger(static_cast<int32_t>(warps) * kWarpSize, kMinLookupThreads);
   int64_t blocks = 1;
-  if (!is_short) {
-    const int64_t shares = (capacity + threads * kThreadTokens - 1) / (threads * kThreadTokens);
-    const int64_t concurrent_blocks = resident_blocks(reinterpret_cast<const void*>(kernel), threads, shared_bytes);
-    blocks = larger(smaller(concurrent_blocks / larger<int64_t>(p.batch, 1), shares),
-                    (shares + kMaxSharesPerBlock - 1) / kMaxSharesPerBlock);
+  if (capacity > threads * kThreadTokens || (threads > kLongRowThreads && batch > count_resident_blocks(threads))) {
+    threads = kLongRowThreads;
+    const int64_t shares = (capacity - 1) / (threads * kThreadTokens) + 1;
+    blocks = larger(count_resident_blocks(threads) / batch, (shares - 1) / kMaxSharesPerBlock + 1);
+    // As few blocks as have the same maximum number of shares.
+    const int64_t shares_per_block = (shares - 1) / smaller<int64_t>(blocks, UINT16_MAX) + 1;
+    blocks = (shares - 1) / shares_per_block + 1;
   }
-  const bool is_valid = p.batch >= 1 && p.batch <= INT32_MAX && blocks <= UINT16_MAX;
-  return {dim3(is_valid ? static_cast<uint32_t>(p.batch) : 0, static_cast<uint32_t>(blocks)), threads, shared_bytes};
+  const auto num_requests = static_cast<uint32_t>(p.batch >= 1 && p.batch <= INT32_MAX ? p.batch : 0);
+  return {dim3(num_requests, static_cast<uint32_t>(blocks)), threads, count_shared_bytes(threads)};
 }
 
 template <class Params>

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["InputError", "RecordError", "escape_unprintable", "import_optional", "to_one_line"]
+__all__ = [
+    "InputError",
+    "RecordError",
+    "escape_unprintable",
+    "import_optional",
+    "suggest_similar",
+    "to_one_line",
+]
 
 
 def escape_unprintable(text: str) -> str:
@@ -16,6 +25,13 @@ def escape_unprintable(text: str) -> str:
 def to_one_line(error: BaseException) -> str:
     """Returns the error's message in one line."""
     return " ".join(str(error).split())
+
+
+def suggest_similar(word: str, known: Iterable[str]) -> str:
+    """Returns the end of an error message that suggests the most similar of the known words; an
+    empty text if no word is similar."""
+    similar = difflib.get_close_matches(word, known, n=1)
+    return "".join(f"; did you mean {name!r}?" for name in similar)
 
 
 class InputError(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.errors import InputError, to_one_line
+from ngram_npu.errors import InputError, suggest_similar, to_one_line
 
 FORMAT = "ngram_npu.cost/1"
 """The format of a file of step times."""
@@ -149,7 +149,7 @@ def load_cost(name: str) -> VerificationCost:
         known = ", ".join(EXAMPLES)
         raise InputError(
             f"{path}: not a file of step times: {to_one_line(error):.200}; make one with "
-            f"`ngram-npu measure-cost`, or use an example: {known}"
+            f"`ngram-npu measure-cost`, or use an example: {known}{suggest_similar(name, EXAMPLES)}"
         ) from error
     steps: dict[int, dict[float, float]] = {}
     try:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
@@ -84,9 +85,10 @@ def _run(arguments: Sequence[str]) -> int:
         return exit_request.code if isinstance(exit_request.code, int) else EXIT_USAGE
     from ngram_npu.errors import InputError
 
-    run: Callable[[argparse.Namespace, str], int] = parsed.run
+    run: Callable[[argparse.Namespace], int] = parsed.run
+    parsed.command_line = shlex.join([PROGRAM, *arguments])
     try:
-        return run(parsed, shlex.join([PROGRAM, *arguments]))
+        return run(parsed)
     except InputError as error:
         print_error(f"{parsed.parser.prog}: error: {error}")
         return EXIT_USAGE
@@ -115,18 +117,23 @@ class _Parser(argparse.ArgumentParser):
         line = f"{self.prog}: error: {message} (see {self.prog} --help)"
         self.exit(EXIT_USAGE, escape_unprintable(line) + "\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            from ngram_npu.errors import suggest_similar
+
+            error.message += suggest_similar(str(value), action.choices or ())
+            raise
+
 
 def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
-    """Returns an error message for unknown arguments, which suggests the most similar option."""
-    import difflib
+    """Returns an error message for unknown arguments, which suggests an option."""
+    from ngram_npu.errors import suggest_similar
 
-    message = f"unrecognized arguments: {' '.join(unknown)}"
-    for word in unknown:
-        option = word.partition("=")[0]
-        if option.startswith("--"):
-            similar = difflib.get_close_matches(option, parser._option_string_actions, n=1)
-            return message + "".join(f"; did you mean {name}?" for name in similar)
-    return message
+    words = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    suggestion = suggest_similar(words[0], parser._option_string_actions) if words else ""
+    return f"unrecognized arguments: {' '.join(unknown)}{suggestion}"
 
 
 class _PrintVersion(argparse.Action):
@@ -143,11 +150,27 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, *__: object) -> None:
+        try:
+            import shtab
+        except ImportError:
+            parser.error("--print-completion needs shtab: pip install shtab")
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM, description="N-gram speculative-decoding drafting.", allow_abbrev=False
     )
     parser.add_argument("--version", nargs=0, action=_PrintVersion, help="print the version")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes arguments in a shell, and exit",
+    )
     commands: dict[str, Any] = {
         "": parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     }
@@ -199,13 +222,14 @@ def _select_paths(arguments: argparse.Namespace) -> list[str]:
 
 def _print_report(
     arguments: argparse.Namespace,
-    make_report: Callable[[Callable[[Progress], None]], Any],
+    make_report: Callable[..., Any],
     format_text: Callable[[Any], str],
     *files: tuple[Path | None, Callable[[Any, Path], object]],
     list_notes: Callable[[Any], Iterable[str]],
 ) -> int:
     """Makes a report, writes it to all files or to no file, and prints it. Notes go to stderr.
 
+    `make_report` gets the paths of the input, and the keywords `progress` and `command`.
     `files` are files besides the JSON: pairs of a path, None if the file is not requested, and of a
     function that writes a report to a path.
     """
@@ -217,7 +241,9 @@ def _print_report(
     requested = [(path, write) for path, write in files if path is not None]
     for path, _ in requested:
         check_writable(path)
-    report = make_report(_make_progress())
+    report = make_report(
+        _select_paths(arguments), progress=_make_progress(), command=arguments.command_line
+    )
     # The stack moves the files into place together, after all of them are complete.
     with ExitStack() as stack:
         for path, write in requested:
@@ -255,15 +281,14 @@ def _make_progress(interval_s: float = 10.0) -> Callable[[Progress], None]:
 # Subcommands
 
 
-def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_replay(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.replay import format_table, replay
 
     replay_options = make_options(options.ReplayOptions, arguments)
+    replay_options = replace(replay_options, **(arguments.lookup or {}))
     return _print_report(
         arguments,
-        lambda progress: replay(
-            _select_paths(arguments), replay_options, progress=progress, command=command_line
-        ),
+        partial(replay, options=replay_options),
         format_table,
         list_notes=lambda report: (
             f"{figures.name}: {note}" for figures in report.inputs for note in figures.notes
@@ -271,12 +296,12 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
     )
 
 
-def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_tune(arguments: argparse.Namespace) -> int:
     from ngram_npu.errors import import_optional
 
     from ngram_npu_cli.report import count_usable_cores
-    from ngram_npu_cli.tune import CANDIDATES, format_report, tune
-    from ngram_npu_cli.tune.candidates import parse_candidate
+    from ngram_npu_cli.tune import CANDIDATES, beside, format_report, tune
+    from ngram_npu_cli.tune.candidates import list_candidates, parse_candidate
     from ngram_npu_cli.tune.html import save_html
 
     if arguments.html is not None:
@@ -284,24 +309,48 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.select_batch_sizes(arguments.batch_size)
-    against = None if arguments.against is None else parse_candidate(arguments.against)
+    _check_beside(arguments)
     tune_options = make_options(options.TuneOptions, arguments)
     tune_options = replace(tune_options, jobs=tune_options.jobs or count_usable_cores())
+    if arguments.beside is not None:
+        return _print_report(
+            arguments,
+            partial(
+                beside.estimate_beside,
+                cost=cost,
+                mean_accepted=arguments.beside,
+                k=arguments.k or 4,
+                options=tune_options,
+            ),
+            beside.format_report,
+            list_notes=lambda report: report.traffic["notes"],
+        )
+    against = None if arguments.against is None else parse_candidate(arguments.against)
     return _print_report(
         arguments,
-        lambda progress: tune(
-            _select_paths(arguments),
-            cost,
-            tune_options,
-            candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+        partial(
+            tune,
+            cost=cost,
+            options=tune_options,
+            candidates=list_candidates(arguments.lookup) if arguments.lookup else CANDIDATES,
             against=against,
-            progress=progress,
-            command=command_line,
         ),
         format_report,
         (arguments.html, save_html),
         list_notes=lambda report: report.traffic["notes"],
     )
+
+
+def _check_beside(arguments: argparse.Namespace) -> None:
+    """Raises an InputError for an option that has no effect with, or without, `--beside`."""
+    from ngram_npu.errors import InputError
+
+    has_beside = arguments.beside is not None
+    search_options = ("lookup", "runner", "synchronous", "store", "against", "html")
+    for name in search_options if has_beside else ("k",):
+        if value := getattr(arguments, name):
+            preposition = "with" if has_beside else "without"
+            raise InputError(f"--{name}: expected none {preposition} --beside, got {value}")
 
 
 def _parse_cost(text: str) -> VerificationCost:
@@ -317,18 +366,18 @@ def _parse_cost(text: str) -> VerificationCost:
     return load_cost(text)
 
 
-def _run_measure_cost(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_measure_cost(arguments: argparse.Namespace) -> int:
     from ngram_npu.output import check_writable
 
     from ngram_npu_cli.tune.measure_cost import measure_cost
 
     check_writable(arguments.output)
     cost_options = make_options(options.MeasureCostOptions, arguments)
-    measure_cost(cost_options, command=command_line, report=print)
+    measure_cost(cost_options, command=arguments.command_line, report=print)
     return EXIT_OK
 
 
-def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
+def _run_learn(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.learn import format_report, learn
     from ngram_npu_cli.learn.learn_report import check_plot, save_plot
 
@@ -337,20 +386,14 @@ def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
     learn_options = make_options(options.LearnOptions, arguments)
     return _print_report(
         arguments,
-        lambda progress: learn(
-            _select_paths(arguments),
-            arguments.output,
-            learn_options,
-            progress=progress,
-            command=command_line,
-        ),
+        partial(learn, output=arguments.output, options=learn_options),
         format_report,
         (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot)),
         list_notes=lambda report: report.notes,
     )
 
 
-def _run_store_info(arguments: argparse.Namespace, _: str) -> int:
+def _run_store_info(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.learn import describe
     from ngram_npu_cli.learn.learn_report import format_store
 
@@ -359,7 +402,7 @@ def _run_store_info(arguments: argparse.Namespace, _: str) -> int:
     return EXIT_OK
 
 
-def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
+def _run_doctor(arguments: argparse.Namespace) -> int:
     import ngram_npu
 
     report = ngram_npu.doctor()
@@ -368,10 +411,10 @@ def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
 
 
 class Command(NamedTuple):
-    """A subcommand. `run` gets the arguments and the command line, and returns the exit code."""
+    """A subcommand. `run` returns the exit code."""
 
     name: str  # if it has two words, the second is an action of the command group of the first
-    run: Callable[[argparse.Namespace, str], int]
+    run: Callable[[argparse.Namespace], int]
     option_classes: tuple[type, ...]  # the classes that define its options
     help: str
     description: str
@@ -382,7 +425,7 @@ COMMANDS = (
     Command(
         "replay",
         _run_replay,
-        (options.ReplayOptions, options.LogCommandOptions),
+        (options.ReplayOptions, options.ReplayCommandOptions),
         "measure drafting on recorded conversations",
         "Replay recorded conversations: the recorded completion takes the place of the target "
         "model's output. Prints one line of drafting results per input.",

@@ -29,6 +29,10 @@ SAMPLE_SIZE = 10_000_000
 """Number of characters, for which measuring all settings takes two minutes on two cores."""
 
 
+COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
+"""`shtab.FILE`, by which shells complete the names of files."""
+
+
 def make_parser(
     number_type: type, name: str, is_valid: Callable[[Any], bool], expected: str
 ) -> Callable[[str], Any]:
@@ -63,6 +67,16 @@ def parse_sample(text: str) -> int | None:
     return parse_megabytes(text) * 1_000_000 or None
 
 
+def parse_lookup(text: str) -> dict[str, Any]:
+    """Parses n-gram sizes, such as 1-16, or "ladder", to keywords of `NgramConfig`."""
+    if text == "ladder":
+        return {"sizes": text}
+    bounds = re.fullmatch("([1-9][0-9]*)-([1-9][0-9]*)", text)
+    if bounds is None or int(bounds[1]) > int(bounds[2]):
+        raise argparse.ArgumentTypeError(f"expected MIN-MAX, such as 1-16, or ladder, got {text}")
+    return {"min_n": int(bounds[1]), "max_n": int(bounds[2])}
+
+
 parse_counts.__name__ = "list of integers"
 parse_sample.__name__ = "integer"
 
@@ -82,12 +96,15 @@ def option(default: Any = None, *flags: str, group: str = "", **argument: Any) -
 
 
 def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
-    """Adds the fields of options classes to a parser, in groups."""
+    """Adds the fields of options classes to a parser, in groups, except those that `option` does
+    not define."""
     groups: dict[str, Any] = {"": parser}
     for options_class in classes:
         help_texts = read_attribute_docs(options_class)
         types_of_fields = typing.get_type_hints(options_class)
         for option_field in dataclasses.fields(options_class):
+            if not option_field.metadata:
+                continue
             group = option_field.metadata["group"]
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
@@ -96,7 +113,9 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
             argument = describe_type(types_of_fields[name]) | option_field.metadata["argument"]
             if flags[0].startswith("-"):  # argparse sets both for positional arguments itself
                 argument |= {"dest": name, "default": option_field.default}
-            groups[group].add_argument(*flags, help=help_texts.get(name, ""), **argument)
+            action = groups[group].add_argument(*flags, help=help_texts.get(name, ""), **argument)
+            if action.metavar in ("FILE", "PATH"):
+                action.complete = COMPLETE_FILES
 
 
 def describe_type(field_type: Any) -> dict[str, Any]:
@@ -127,7 +146,8 @@ def read_attribute_docs(options_class: type) -> dict[str, str]:
 def make_options(options_class: Callable[..., Options], arguments: argparse.Namespace) -> Options:
     """Returns an object of an options class with the values of the command line."""
     fields = dataclasses.fields(options_class)  # type: ignore[arg-type]
-    return options_class(**{field.name: getattr(arguments, field.name) for field in fields})
+    names = [field.name for field in fields if field.metadata]
+    return options_class(**{name: getattr(arguments, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +219,14 @@ class ReplayOptions(ReadingOptions):
     Attributes:
         min_n: shortest n-gram looked up (default: 2)
         max_n: longest n-gram looked up (default: 5)
+        sizes: look up n-grams of min_n to max_n tokens, or of 1, 2, 4, 8 and 16 tokens (default:
+            consecutive; a ladder with a min_draft_probability)
         k: draft tokens per step (default: 5; 8 with a ladder)
         match_policy: which of equally long matches to follow (default: earliest; latest with a
             ladder)
         overlap: let a draft that reaches the end of the context continue with its own first tokens
             (default: only with a ladder)
         max_len: no draft reaches beyond this context length (default: no limit)
-        sizes: look up n-grams of min_n to max_n tokens, or of 1, 2, 4, 8 and 16 tokens (default:
-            consecutive; a ladder with a min_draft_probability)
         min_draft_probability: end a draft where the probability that all of it is accepted falls
             below P; 0.177 is a good value (default: draft K tokens)
         costs: costs fitted on your logs (a file of ngram_npu.Costs), for a min_draft_probability
@@ -223,13 +243,13 @@ class ReplayOptions(ReadingOptions):
         batch_size: conversations replayed together (default: 32; 1 with a store)
     """
 
-    min_n: int | None = option(group="drafting")
-    max_n: int | None = option(group="drafting")
+    min_n: int | None = None
+    max_n: int | None = None
+    sizes: Literal["consecutive", "ladder"] | None = None
     k: int | None = option(group="drafting", metavar="K")
     match_policy: Literal["earliest", "latest"] | None = option(group="drafting")
     overlap: bool | None = option(group="drafting", action=argparse.BooleanOptionalAction)
     max_len: int | None = option(group="drafting", metavar="LEN")
-    sizes: Literal["consecutive", "ladder"] | None = option(group="drafting")
     min_draft_probability: float | None = option(
         group="drafting", type=parse_probability, metavar="P"
     )
@@ -321,6 +341,21 @@ class LearnOptions(ReadingOptions):
     )
 
 
+LOOKUP_METAVAR = "MIN-MAX|ladder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayCommandOptions(LogCommandOptions):
+    """Options that only the command `replay` has.
+
+    Attributes:
+        lookup: look up n-grams of MIN to MAX tokens, such as 1-16, or of 1, 2, 4, 8 and 16 tokens
+            (default: 2-5; ladder with a min_draft_probability)
+    """
+
+    lookup: Any = option(group="drafting", type=parse_lookup, metavar=LOOKUP_METAVAR)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TuneCommandOptions(LogCommandOptions):
     """Options that only the command `tune` has.
@@ -330,19 +365,26 @@ class TuneCommandOptions(LogCommandOptions):
             `ngram-npu measure-cost`; or an example: example-8b-h100, example-8b-l4,
             example-70b-4xh100 (default: example-8b-h100)
         batch_size: use only these batch sizes of the cost
-        sizes: search only n-grams of consecutive sizes (available on all devices), or only ladders
+        lookup: search only n-grams of MIN to MAX tokens, such as 1-16, or only ladders (default:
+            several ranges, and ladders)
         against: a setting to compare with, as fields of NgramConfig, such as '{"min_n": 2, "max_n":
             4, "k": 3}' (default: n-grams of 2 to 5, k = 5)
         html: write a report for a browser (needs the extra html)
+        beside: instead of searching settings, estimate what n-grams add to a neural drafter (EAGLE,
+            MTP, a draft model) of which MEAN_ACCEPTED draft tokens per step are accepted (vLLM's
+            mean acceptance length - 1)
+        k: draft tokens per step of this drafter, with --beside (default: 4)
     """
 
     cost: str = option(
         "example-8b-h100", "-c", "--cost", group="verification cost", metavar="C|FILE|EXAMPLE"
     )
     batch_size: Any = option(group="search", type=parse_counts, metavar="B,...")
-    sizes: Literal["consecutive", "ladder"] | None = option(group="search")
+    lookup: Any = option(group="search", type=parse_lookup, metavar=LOOKUP_METAVAR)
     against: str | None = option(group="search", metavar="JSON")
     html: Path | None = option(group="output")
+    beside: float | None = option(group="neural drafter", type=float, metavar="MEAN_ACCEPTED")
+    k: int | None = option(group="neural drafter", metavar="K")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,26 +40,6 @@ def wait_sources(state: AsyncSpecState) -> list[int]:
     return [*map(int, sources)]
 
 
-def test_ngram_drafts_replace_neural_drafts_after_rejections() -> None:
-    state = start_request()
-    outputs = state.end_step(make_samples(3), make_drafter(NEURAL))
-    assert outputs.draft_token_ids.tolist() == [NEURAL]
-    assert outputs.draft_source is not None
-    assert outputs.draft_source.tolist() == wait_sources(state) == [1]
-    assert outputs.draft_costs is None
-    state.reconcile()
-    new_sources, verified_sources = [], []
-    for token in (1, 2, 3):  # both drafts are rejected in each step
-        state.begin_step(make_batch([0], [3], [2]))
-        state.end_step(make_samples(token), make_drafter(NEURAL))
-        new_sources += wait_sources(state)
-        result = state.reconcile()
-        assert result.draft_source is not None
-        verified_sources += result.draft_source.tolist()
-        assert result.num_valid_drafts.tolist() == [2]
-    assert (verified_sources, new_sources) == ([1, 2, 2], [2, 2, 2])
-
-
 @pytest.mark.parametrize(
     ("options", "expected", "source"), [({}, [1, -1], 1), ({"extend": True}, [1, 2], 3)]
 )
@@ -84,16 +64,6 @@ def test_ladder_costs_are_compared_with_neural_costs() -> None:
     assert outputs.draft_costs.tolist() == [[16, 16]]
     assert outputs.draft_token_ids.tolist() == [[1, 2]]
     assert wait_sources(state) == [2]
-
-
-def test_acceptance_is_reset_when_a_request_is_readmitted() -> None:
-    state = start_request()
-    state.end_step(make_samples(3), make_drafter(NEURAL))
-    state.reconcile()
-    acceptance = state._device_state.upload.acceptance
-    assert acceptance[state._host_state.slot_of[0]].tolist() == [2 * 65536, 3]
-    begin_first_step(state, removed=to_ints(0))
-    assert not acceptance.any()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ngram_npu import NgramConfig
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, CpuDevice, KVGroup
 from ngram_npu.host_drafting import Stop
 
-from async_state import make_batch, make_samples, to_ints
+from async_state import make_batch, to_ints
 from async_state.devices import LateDevice, get_value
 from async_state.engine import run_scenario
 from async_state.scenario import DEVICES, Scenario
@@ -38,28 +38,6 @@ def test_rebuild_stores_text_of_dropped_requests_up_to_their_stop_tokens() -> No
     assert state.store is not None
     statistics = state.store.statistics
     assert (statistics.open_slots, statistics.tokens_inserted) == (0, 2)
-
-
-@pytest.mark.parametrize("draft_on", ["host", "device"])
-def test_only_text_of_the_same_scope_is_drafted(draft_on: Any) -> None:
-    ngram = NgramConfig(k=2, sizes="ladder", min_draft_probability=0.01, store="live")
-    config = AsyncConfig(ngram, 3, 64, 64, (KVGroup(64, 1),), draft_on=draft_on)
-    state = AsyncSpecState(config)
-    first, *others = (
-        Admission(row, to_ints(1 + row), (to_ints(row),), scope=scope)
-        for row, scope in enumerate((7, 7, 8))
-    )
-    for token in range(20, 27):
-        new = [first] if token == 20 else []
-        state.begin_step(make_batch([0], [1], [0], new=new))
-        state.end_step(make_samples(token))
-        state.wait_drafts()
-        state.reconcile()
-    state.begin_step(make_batch([0, 1, 2], [1] * 3, [0] * 3, new=others))
-    state.end_step(make_samples(30, 21, 21))
-    drafts = state.wait_drafts()
-    assert drafts.num_draft_tokens.tolist() == [0, 2, 0]
-    assert drafts.draft_token_ids[1].tolist() == [22, 23]
 
 
 @pytest.mark.parametrize(

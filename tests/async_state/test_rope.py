@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ngram_npu.async_state import AsyncSpecState
 
-from async_state import admit_row, make_batch, make_samples, make_small_state, to_ints
+from async_state import admit_row, make_batch, make_small_state, to_ints
 
 PROMPT_POSITIONS = to_ints([0, 1, 1, 1], [0, 1, 1, 2], [0, 1, 2, 1])
 DELTA = -1
@@ -16,38 +16,6 @@ DELTA = -1
 
 def make_state() -> AsyncSpecState:
     return make_small_state(position_dims=3)
-
-
-def test_rotary_positions_follow_corrected_counts() -> None:
-    """The first request has an image, the second request is a text."""
-    state = make_state()
-    new = [admit_row(0, rope_positions=PROMPT_POSITIONS, rope_delta=DELTA), admit_row(1)]
-    inputs = state.begin_step(make_batch([1, 0], [4, 3], [0, 0], new=new))
-    assert inputs.rope_positions is not None
-    assert inputs.rope_positions[:, :4].tolist() == [[0, 1, 2, 3]] * 3
-    assert inputs.rope_positions[:, 4:7].tolist() == PROMPT_POSITIONS[:, :3].tolist()
-    state.end_step(make_samples(7, 7))
-    inputs = state.begin_step(make_batch([0, 1], [1, 3], [0, 2]))
-    assert inputs.rope_positions is not None
-    assert inputs.rope_positions[:, 0].tolist() == PROMPT_POSITIONS[:, 3].tolist()
-    assert inputs.rope_positions[:, 1:4].tolist() == [[4, 5, 6]] * 3
-    state.end_step(make_samples(8, [1, 2, -1]))
-    state.reconcile()
-    # The host assumes that both drafts of the second request were accepted, but one was rejected.
-    inputs = state.begin_step(make_batch([0, 1], [2, 1], [1, 0]))
-    assert inputs.rope_positions is not None
-    assert inputs.rope_positions[:, :3].tolist() == [[4 + DELTA, 5 + DELTA, 6]] * 3
-
-
-def test_readmitted_row_has_no_positions_of_the_previous_request() -> None:
-    state = make_state()
-    new = [admit_row(0, rope_positions=PROMPT_POSITIONS, rope_delta=DELTA)]
-    state.begin_step(make_batch([0], [4], [0], new=new))
-    state.end_step(make_samples(1))
-    batch = make_batch([0], [4], [0], removed=to_ints(0), new=[admit_row(0)])
-    inputs = state.begin_step(batch)
-    assert inputs.rope_positions is not None
-    assert inputs.rope_positions[:, :4].tolist() == [[0, 1, 2, 3]] * 3
 
 
 def test_state_with_one_dimension_has_no_rotary_positions() -> None:

@@ -122,28 +122,13 @@ def _start_requests() -> AsyncSpecState:
     return state
 
 
-def test_host_counts_are_upper_bounds_until_reconciled() -> None:
+def test_host_does_not_know_counts_and_tokens_until_reconciled() -> None:
     state = _start_requests()
-    assert state.num_tokens is None
-    assert state.num_computed_tokens is None
-    assert state.known_token_ids(0) is None
-    assert _read_upper_bounds(state) == [5, 4, 0]
-    assert _read_upper_bounds(state, "computed_tokens") == [4, 2, 0]
-    state.begin_step(make_batch([1, 0], [2, 3], [0, 2]))
-    assert _read_upper_bounds(state) == [8, 5, 0]
-    state.end_step(make_samples(9, 7))
-    assert state.reconcile().num_sampled.tolist() == [1, 0]
-    assert state.num_tokens is None
-    assert _read_upper_bounds(state) == [8, 5, 0]
-    result = state.reconcile()
-    assert result.num_sampled.tolist() == [1, 1]
-    assert result.rows.tolist() == [1, 0]
-    assert result.num_tokens.tolist() == [5, 6]
-    assert state.num_tokens is not None
-    assert state.num_tokens.tolist() == [6, 5, 0]
+    assert state.num_tokens is state.num_computed_tokens is state.known_token_ids(0) is None
+    state.reconcile()
     known_tokens = state.known_token_ids(0)
     assert known_tokens is not None
-    assert known_tokens.tolist() == [0, 1, 2, 3, 5, 7]
+    assert known_tokens.tolist() == [0, 1, 2, 3, 5]
 
 
 def test_drafts_are_downloaded_and_padding_is_not_counted_as_valid() -> None:

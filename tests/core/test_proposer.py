@@ -81,19 +81,6 @@ def test_step_equals_reference(convert: Convert, engine: Any, advance: bool, nam
 
 
 @EACH_KIND
-def test_propose_equals_reference(convert: Convert) -> None:
-    tokens, lengths, _ = make_rows()
-    indices = np.array([5, 0, 3], np.int64)
-    num_sampled = np.array([1, 2, 0], np.int32)
-    arguments: dict[str, Any] = {"row_indices": indices, "num_sampled": num_sampled}
-    expected = reference.ngram_propose(tokens, lengths, **arguments, **LOOKUP)
-    arguments = {name: convert(array) for name, array in arguments.items()}
-    drafts = NgramProposer(CONFIG).propose(convert(tokens), convert(lengths), **arguments)
-    for array, reference_array in zip(drafts, expected, strict=True):
-        assert np.array_equal(np.asarray(array), reference_array)
-
-
-@EACH_KIND
 def test_propose_with_index_equals_scan(convert: Convert) -> None:
     """The caller appends tokens to the rows and permutes the rows. Each row keeps its slot."""
     rng = np.random.default_rng(3)

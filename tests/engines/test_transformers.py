@@ -39,7 +39,7 @@ from transformers import (
     TextStreamer,
 )
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/transformers.md"
 K = 5
 NEW_TOKENS = 24
 NEWLINE = ord("\n")
@@ -526,7 +526,7 @@ def test_texts_with_drafts_equal_batch_without_drafts(
     prompts = prompts[:num_prompts]
     batch = model.generate(**workload.pad_left(prompts), **options)
     num_generated = 0
-    with drafting(model, NgramConfig(k=4)), count_passes(model) as passes:
+    with drafting(model, NgramConfig(k=4)) as statistics, count_passes(model) as passes:
         for prompt, row in zip(prompts, batch[:, -NEW_TOKENS:], strict=True):
             text = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
             assert row[: len(text)].equal(text)
@@ -534,7 +534,23 @@ def test_texts_with_drafts_equal_batch_without_drafts(
             num_generated += len(text)
     assert max(lengths) == 4
     assert len(passes) < 0.75 * num_generated
+    assert statistics.steps == len(passes)
+    assert statistics.draft_tokens == sum(lengths)
+    assert statistics.accepted_tokens == num_generated - len(passes)
     assert not {"_get_candidate_generator", "generate"} & {*vars(model)}
+
+
+def test_default_drafts_end_by_cost(model: Any) -> None:
+    prompts = [torch.tensor([prompt]) for prompt in workload.make_prompts(10, seed=3)]
+    with drafting(model) as by_cost:
+        for prompt in prompts:
+            model.generate(prompt, max_new_tokens=48, do_sample=False)
+    with drafting(model, NgramConfig(sizes="ladder", k=8)) as fixed_length:
+        for prompt in prompts:
+            model.generate(prompt, max_new_tokens=48, do_sample=False)
+    assert by_cost.acceptance_rate > fixed_length.acceptance_rate
+    assert 0 < by_cost.draft_tokens < fixed_length.draft_tokens
+    assert 1 < by_cost.tokens_per_step <= fixed_length.tokens_per_step
 
 
 def test_candidates_end_before_token_that_ends_output() -> None:
@@ -549,8 +565,8 @@ def test_candidates_end_before_token_that_ends_output() -> None:
         assert logits is None
 
 
-def test_readme_example_runs(model: Any) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+def test_example_of_guide_runs(model: Any) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
     (example,) = [block for block in blocks if "engines.transformers" in block]
     exec(example, {"model": model, "inputs": workload.pad_left(workload.make_prompts(1))})
 

@@ -11,6 +11,7 @@ from tools import cuda_resources, cuda_sass
 from tools.cuda_resources import SOURCES, read_architectures, shorten_name
 from tools.cuda_sass import (
     ROUND_TRIPS,
+    WIDE_LOADS,
     count_baseline_instructions,
     count_thread_instructions,
     measure_baseline,
@@ -87,57 +88,81 @@ def test_architecture_with_ptx_has_its_own_launch_bounds() -> None:
 
 
 BARRIER = "BAR.SYNC 0x0"
-COMPARISONS = ["ISETP.NE P1, R40, R8"] * 8
+REGISTERS = range(8, 8 + 4 * WIDE_LOADS, 4)
+"""The first register of each vector."""
+GROUPS = [
+    REGISTERS[begin:end] for begin, end in zip((0, *cuda_sass.LOADS), cuda_sass.LOADS, strict=False)
+]
+"""The vectors that a warp with fewer tokens skips at once, except for the first group."""
+
+
+def skip_groups(label: str, template: str, repetitions: int = 1) -> list[str]:
+    """Returns one instruction per vector, and a branch to ``label`` before each later group."""
+    lines = []
+    for number, group in enumerate(GROUPS):
+        lines += [f"@P0 BRA `({label})"] if number > 0 else []
+        lines += [
+            template.format(register + i, 4 * register)
+            for register in group
+            for i in range(repetitions)
+        ]
+    return [*lines, f"{label}:"]
+
+
 LOOKUP = [
     "S2R R0, SR_TID.X",
+    "@P6 BRA `(.L_0)",
     "@P0 LDG.E R2, desc[UR4][R2.64]",  # the row
+    ".L_0:",
     BARRIER,
-    *["LDG.E.EF.128 R8, desc[UR4][R2.64]"] * 8,
+    "@P6 EXIT",  # an idle warp
+    *skip_groups(".L_10", "LDG.E.EF.128 R{}, desc[UR4][R2.64]"),
     "@P2 BRA `(.L_1)",
     "LDG.E R4, desc[UR4][R4.64]",  # the costs
     ".L_1:",
-    *["STS.128 [R3], R8"] * 8,
+    *skip_groups(".L_11", "@!P1 STS.128 [R3+0x{1:x}], R{0}"),
     BARRIER,
-    "LDS R40, [R3]",
-    *COMPARISONS,
-    "@P4 BRA `(.L_2)",
-    *COMPARISONS * 3,
-    ".L_2:",
+    "LDS R4, [R3]",
+    *skip_groups(".L_12", "ISETP.NE P1, PT, R4, R{}, PT", 4),
     "@P5 BRA `(.L_3)",
-    *["LDG.E.EF.128 R8, desc[UR4][R2.64]"] * 8,
+    *["LDG.E.EF.128 R8, desc[UR4][R2.64]"] * WIDE_LOADS,
     ".L_3:",
     "@!P1 BRA `(.L_4)",
     "IADD3 R1, R1, 0x1, RZ",  # only with a candidate
     ".L_4:",
     "REDUX.MAX UR4, R3",
     "@P3 BRA `(.L_1)",
+    "@P6 EXIT",  # not the first warp
     "LDG.E R6, desc[UR4][R6.64]",  # the draft
     "STG.E desc[UR4][R6.64], R6",
     "EXIT",
 ]
+NUM_BRANCHES = len(cuda_sass.LOADS) - 1
 MEASURED = {
     "round_trips": 4,
-    "instructions_per_warp": 62,
-    "instructions_of_first_warp": 62,
-    "instructions_per_warp_of_shorter_row": 38,
-    "instructions_of_first_warp_of_shorter_row": 38,
-    "instructions_per_further_share": 55,
-    "wide_loads": 8,
+    "instructions_per_idle_warp": 4,
+    "instructions_per_further_share": 6 * WIDE_LOADS + 2 * NUM_BRANCHES + 6,
+    "wide_loads": WIDE_LOADS,
     "generic_loads": 0,
     "local_accesses": 0,
-    "instructions": 72,
+    "instructions": len([line for line in LOOKUP if not line.endswith(":")]),
 }
+for num_loads in cuda_sass.LOADS:
+    # A warp takes the branch after its last group, unless this is the last group.
+    searched = 6 * num_loads + 3 * min(cuda_sass.LOADS.index(num_loads) + 1, NUM_BRANCHES)
+    MEASURED[f"instructions_of_first_warp_with_{num_loads}_loads"] = searched + 17
+    MEASURED[f"instructions_per_warp_with_{num_loads}_loads"] = searched + 12
 
 
 def make_listing(lines: list[str]) -> str:
-    """Returns the lines as nvdisasm lists them with ``-hex``. Loads set scoreboard 0, and all other
-    instructions wait for it."""
+    """Returns the lines as nvdisasm lists them with ``-hex``. Loads set scoreboard 0. All other
+    instructions wait for it, except for the branches of skip_groups()."""
     listing = []
     for line in lines:
         if line.endswith(":"):
             listing.append(line)
             continue
-        board, mask = (0, 0) if "LDG" in line else (7, 1)
+        board, mask = (0, 0) if "LDG" in line else (7, not line.startswith("@P0 BRA"))
         listing.append(f"        /*0000*/ {'' if line[0] == '@' else '    '} {line} ;")
         listing.append(f"{'':50}/* 0x{board << 46 | mask << 52:016x} */")
     return "\n".join(listing)
@@ -167,11 +192,11 @@ def test_measure_lookup_without_wide_loads_returns_no_path() -> None:
     ("count", "value", "problem"),
     [
         ("round_trips", ROUND_TRIPS + 1, f": expected 1 to {ROUND_TRIPS}, got {ROUND_TRIPS + 1}"),
-        ("wide_loads", 9, ": expected 8, got 9"),
+        ("wide_loads", 17, ": expected 16, got 17"),
         ("generic_loads", 1, ": expected 0, got 1"),
         ("local_accesses", 2, ": expected 0, got 2"),
-        ("instructions_per_warp", 69, f": 69, recorded {MEASURED['instructions_per_warp']}"),
-        ("instructions", 82, f": 82, recorded {MEASURED['instructions']}"),
+        ("instructions_per_idle_warp", 5, ": 5, recorded 4"),
+        ("instructions", 199, f": 199, recorded {MEASURED['instructions']}"),
     ],
 )
 def test_worse_machine_code_fails(count: str, value: int, problem: str) -> None:
@@ -190,23 +215,44 @@ def test_record_has_every_kernel_and_no_problem() -> None:
         assert record["thread_instructions"][kernel] == count_thread_instructions(counts)
 
 
-def test_count_thread_instructions_multiplies_warps_and_blocks() -> None:
-    counts = dict.fromkeys(MEASURED, 1) | {"instructions_of_first_warp": 10}
-    counts["instructions_per_warp_of_shorter_row"] = 0
+def test_size_above_baseline_fails() -> None:
+    totals = json.loads(cuda_sass.RECORD.read_text())["thread_instructions"]
+    assert cuda_sass.find_sizes_above_baseline(totals) == []
+    worse = {"step, sm_80": {"128x64 of 64": 3}, "plain_scan, sm_80": {"128x64": 2}}
+    problem = "step, sm_80: 128x64 of 64: 3 instructions, plain scan 2"
+    assert cuda_sass.find_sizes_above_baseline(worse) == [problem]
+
+
+def test_count_thread_instructions_adds_warps_by_their_number_of_loads() -> None:
+    counts = {"instructions_per_idle_warp": 1}
+    for size, count in zip(cuda_sass.LOADS, (10, 100, 1000, 10000), strict=True):
+        counts[f"instructions_per_warp_with_{size}_loads"] = count
+        counts[f"instructions_of_first_warp_with_{size}_loads"] = 5 * count
+    threads = 128 * 32
     assert count_thread_instructions(counts) == {
-        "128x64": 128 * 32,
-        "128x512": 128 * 32,
-        "128x4096": 128 * 32 * 13,
-        "128x32768": 128 * 32 * 4 * 17,
+        "128x64 of 64": threads * 52,
+        "128x512 of 512": threads * 502,
+        "128x4096 of 4096": threads * 60001,
+        "128x64 of 16384": threads * 57,
+        "128x512 of 16384": threads * 507,
+        "128x4096 of 16384": threads * 60006,
+        "128x16384 of 16384": threads * 120000,
+        "128x32768 of 32768": threads * 4 * 80000,
     }
 
 
 def test_measure_baseline_counts_loop_and_other_instructions() -> None:
     loop = [".L_1:", "LDG.E R2, [R2]", "IADD3 R1, R1, R2", "@P0 BRA `(.L_1)"]
-    scan = ["S2R R0, SR_TID.X", "BAR.SYNC 0x0", *loop, "EXIT"]
+    draft = ["@P1 BRA `(.L_2)", "STG.E [R2], R2", ".L_2:"]
+    scan = ["S2R R0, SR_TID.X", "BAR.SYNC 0x0", *loop, *draft, "EXIT"]
     counts = measure_baseline(make_listing(scan))
-    assert counts == {"instructions_per_loop": 3, "other_instructions": 3}
-    assert count_baseline_instructions(counts)["128x512"] == 128 * 256 * 9
+    assert counts == {
+        "round_trips": 1,
+        "instructions_per_loop": 3,
+        "other_instructions": 4,
+        "other_instructions_of_first_warp": 5,
+    }
+    assert count_baseline_instructions(counts)["128x512"] == 128 * 32 * (8 * 2 * 3 + 7 * 4 + 5)
 
 
 KERNEL = "_ZN9ngram_npu4cuda12_GLOBAL__N__4planENS_6ParamsE"

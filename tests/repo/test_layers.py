@@ -62,13 +62,6 @@ def test_tools_import_nothing_from_tests_but_their_support() -> None:
             assert is_support or not module.startswith("tests"), name
 
 
-@pytest.mark.parametrize("source", ["import ngram_npu_cli.logs", "from ngram_npu_cli import logs"])
-def test_forbidden_import_is_reported(tmp_path: Path, source: str) -> None:
-    (tmp_path / "module.py").write_text(f"def load():\n    {source}\n")
-    [problem] = find_forbidden_imports(tmp_path, {"ngram_npu_cli"})
-    assert problem.startswith("module.py: ngram_npu_cli")
-
-
 def test_core_includes_only_core_headers() -> None:
     for path in sorted((ROOT / "csrc" / "core").iterdir()):
         for included in re.findall(r'#include "(.+?)"', path.read_text(encoding="utf-8")):

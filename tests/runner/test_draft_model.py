@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import MergeConfig
 
@@ -16,7 +15,7 @@ pytest.importorskip("transformers")
 from runner import workload
 from runner.workload import Reference, make_prompts, make_runner
 
-from examples.runner import DraftModel, Sampling
+from examples.runner import Sampling
 
 WITHOUT_NGRAM_DRAFTS = NgramConfig(k=4, max_len=0)
 """A lookup that never drafts."""
@@ -29,7 +28,7 @@ WITHOUT_NGRAM_DRAFTS = NgramConfig(k=4, max_len=0)
         ("bad", {}),
         ("bad", {"asynchronous": False, "padded": False}),
         ("bad", {"engine": "index", "ngram": workload.LADDER_NGRAM}),
-        ("good", {"engine": "index", "ngram": workload.LIVE_STORE}),
+        ("good", {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM}),
         ("bad", {"merge": MergeConfig(min_match_len=3, extend=True)}),
         ("good", {"ngram": WITHOUT_NGRAM_DRAFTS}),
     ],
@@ -81,27 +80,6 @@ def test_step_count_with_both_drafters_is_within_limit_of_better_drafter(
         runner.generate(make_prompts(8), 80)
         step_counts.append(runner.figures.steps)
     assert step_counts[2] <= max_ratio * min(step_counts[:2])
-
-
-def test_drafts_equal_greedy_continuation_of_window(draft_models: Any) -> None:
-    """Some rows are shorter and some longer than the window; one row is a single token."""
-    model, width = draft_models["good"], 8
-    rows = [make_prompts(1)[0][:n] for n in (1, 5, 8, 13)]
-    token_ids = torch.full((len(rows), 16), 77, dtype=torch.int32)
-    for i, row in enumerate(rows):
-        token_ids[i, : len(row)] = torch.tensor(row)
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int32)
-    state: Any = SimpleNamespace(token_ids=token_ids, num_tokens_on_device=lengths)
-    reversed_slots = torch.arange(len(rows), dtype=torch.int32).flip(0)
-    inputs: Any = SimpleNamespace(slot_indices=reversed_slots)
-    outputs: Any = None
-    drafts = DraftModel(model, 3, window=width).draft(state, inputs, outputs).token_ids.tolist()
-    for row, draft in zip(rows[::-1], drafts, strict=True):
-        context = row[-width:]
-        for token in draft:
-            logits = model(torch.tensor([context])).logits[0, -1]
-            assert token == int(logits.argmax())
-            context = [*context, token]
 
 
 def test_draft_model_that_cannot_draft_is_rejected(model: Any, draft_models: Any) -> None:

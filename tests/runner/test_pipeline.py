@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 from runner.workload import (
     LADDER_NGRAM,
-    LIVE_STORE,
+    LIVE_STORE_NGRAM,
     NEW_TOKENS,
     SMALL_BATCH,
     Reference,
@@ -34,7 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "async padded": {},
     "async unpadded": {"padded": False},
     "sync ladder": {"asynchronous": False, "engine": "index", "ngram": LADDER_NGRAM},
-    "async live store": {"engine": "index", "ngram": LIVE_STORE},
+    "async live store": {"engine": "index", "ngram": LIVE_STORE_NGRAM},
 }
 
 

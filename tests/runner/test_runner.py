@@ -26,9 +26,9 @@ MODES = {
     "scan": {"engine": "scan"},
     "index": {"engine": "index"},
     "ladder": {"engine": "index", "ngram": workload.LADDER_NGRAM},
-    "live": {"engine": "index", "ngram": workload.LIVE_STORE},
-    "finish": {"engine": "index", "ngram": workload.FINISH_STORE},
-    "live, host": {"engine": "index", "ngram": workload.LIVE_STORE, "draft_on": "host"},
+    "live": {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM},
+    "finish": {"engine": "index", "ngram": workload.FINISH_STORE_NGRAM},
+    "live, host": {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM, "draft_on": "host"},
 }
 QUICK_MODES = (
     *itertools.product(("scan",), ("sync", "async"), ("padded", "unpadded")),
@@ -115,7 +115,7 @@ def test_host_store_contains_generated_tokens_only(model: Any, greedy_run: Refer
 
 @pytest.mark.parametrize("draft_on", ["device", "host"])
 @pytest.mark.parametrize(
-    "ngram", [workload.LIVE_STORE, workload.FINISH_STORE], ids=["live", "finish"]
+    "ngram", [workload.LIVE_STORE_NGRAM, workload.FINISH_STORE_NGRAM], ids=["live", "finish"]
 )
 def test_store_drafts_only_within_scope_and_closes_texts_of_finished_requests(
     model: Any, ngram: NgramConfig, draft_on: str

@@ -19,8 +19,8 @@ NEW_TOKENS = 32
 SMALL_BATCH = 8
 """Number of requests in tests that run many times."""
 LADDER_NGRAM = NgramConfig(sizes="ladder", k=4, min_draft_probability=0.177)
-LIVE_STORE = replace(LADDER_NGRAM, store="live", store_tokens=8192)
-FINISH_STORE = replace(LIVE_STORE, store="finish")
+LIVE_STORE_NGRAM = replace(LADDER_NGRAM, store="live", store_tokens=8192)
+FINISH_STORE_NGRAM = replace(LIVE_STORE_NGRAM, store="finish")
 CONSECUTIVE_NGRAM = NgramConfig(min_n=2, max_n=4, k=4)
 
 

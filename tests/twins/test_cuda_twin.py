@@ -6,6 +6,7 @@ tensors."""
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import subprocess
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ FAST, RESIDENT = (
 )
 ROW_SHARING_SPECS = [OPSPECS[op] for op in ("ngram_propose_", "ngram_step_", "correct_spec_state_")]
 LOOKUP_SPECS = ROW_SHARING_SPECS[:2]
+MAP_NORESERVE = 0x4000
+"""Linux's flag for memory that need not exist, which Python's module mmap does not define."""
 RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "2000"))
 """Number of steps of the slow test with two ranks; `make prove` runs more steps."""
 
@@ -84,6 +87,19 @@ def test_overlapping_blocks_give_same_result_in_any_order(spec: OpSpec) -> None:
 @pytest.mark.parametrize("spec", LOOKUP_SPECS, ids=lambda s: s.name)
 def test_lengths_changed_during_lookup_cause_no_invalid_access(spec: OpSpec) -> None:
     assert check_changed_lengths(spec, FAST) == ""
+
+
+def test_largest_capacity_needs_no_more_blocks_than_a_grid_may_have() -> None:
+    capacity = 2**31 - 1
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    rows = torch.frombuffer(mmap.mmap(-1, 4 * capacity, flags), dtype=torch.int32)[None]
+    rows[0, :5] = torch.tensor([1, 2, 3, 1, 2])
+    with FAST.select():
+        drafts, num_drafts, _ = torch.ops.ngram_npu.ngram_propose(
+            rows, torch.tensor([5], dtype=torch.int32), min_n=2, max_n=4, k=2
+        )
+    assert drafts.tolist() == [[3, 1]]
+    assert num_drafts.tolist() == [2]
 
 
 CUDA_SPECS = [spec for spec in OPSPECS.values() if "cuda" not in spec.no_kernel]

@@ -13,6 +13,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from ngram_npu.config import NgramConfig
 from ngram_npu.proposer import NgramProposer
 from ngram_npu.store import NgramStore, make_store
 
-__all__ = ["NgramCandidates", "drafting"]
+__all__ = ["DraftingStatistics", "NgramCandidates", "drafting"]
 
 OLDEST_VERSION, NEWEST_VERSION = "4.57", "5.24"
 """Oldest and newest minor version of transformers that were tested."""
@@ -50,6 +51,9 @@ from transformers import GenerationConfig, GenerationMixin  # noqa: E402
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer  # noqa: E402
 from transformers.generation.candidate_generator import CandidateGenerator  # noqa: E402
 from transformers.generation.stopping_criteria import StoppingCriteriaList  # noqa: E402
+
+DEFAULT_CONFIG = NgramConfig(sizes="ladder", min_draft_probability=0.177)
+"""Drafts by cost: text that seldom repeats is then hardly slower than without drafts."""
 
 _ARGUMENTS = {"attention_mask", "generation_config", "input_ids", "inputs", "streamer", "tokenizer"}
 """Arguments of `model.generate` that `drafting` accepts, besides the fields of a config."""
@@ -105,6 +109,25 @@ class _StoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
         return done
 
 
+@dataclass
+class DraftingStatistics:
+    """Counts of all calls of `model.generate` within one `drafting` block."""
+
+    steps: int = 0
+    """Forward passes of the model. Each generates the accepted tokens and one more."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted tokens per draft token, 0 to 1."""
+        return self.accepted_tokens / max(1, self.draft_tokens)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return 1 + self.accepted_tokens / max(1, self.steps)
+
+
 class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     """A candidate generator for transformers that drafts with :class:`NgramProposer`.
 
@@ -119,6 +142,7 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         stopping_criteria: Callable[[torch.Tensor, None], torch.Tensor],
         *,
         store: NgramStore | None = None,
+        statistics: DraftingStatistics | None = None,
     ) -> None:
         """
         Args:
@@ -127,8 +151,10 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
                 the first token that would end the output, because transformers checks only the last
                 token that it accepts in a step.
             store: a store that several calls of `generate` share, one after the other.
+            statistics: counts to add to.
         """
         self._proposer = NgramProposer(config, store=store)
+        self._statistics = statistics or DraftingStatistics()
         if store is not None:
             store.finish(np.zeros(1, np.int32))  # the previous call has ended
         self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
@@ -151,35 +177,42 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         candidates = torch.cat([input_ids, draft_ids[None]], 1)
         for end in range(length, candidates.shape[1]):
             if self._stopping_criteria(candidates[:, : end + 1], None).all():
-                return candidates[:, :end], None
+                candidates = candidates[:, :end]
+                break
+        self._statistics.draft_tokens += candidates.shape[1] - length
         return candidates, None
 
-    def update_candidate_strategy(self, *_: Any, **__: Any) -> None:
-        """Does nothing: the next call receives the accepted tokens."""
+    def update_candidate_strategy(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> None:
+        """Counts the tokens that a step has accepted. The next call of `get_candidates` receives
+        them."""
+        self._statistics.steps += 1
+        self._statistics.accepted_tokens += input_ids.shape[1] - int(self._count[0]) - 1
 
 
 @contextmanager
-def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
-    """Makes `model.generate` use n-gram drafts within the block::
+def drafting(model: Any, config: NgramConfig = DEFAULT_CONFIG) -> Iterator[DraftingStatistics]:
+    """Makes `model.generate` use n-gram drafts within the block, and yields their counts::
 
-        with drafting(model, NgramConfig(k=5)):
+        with drafting(model) as statistics:
             model.generate(**inputs)
+        print(statistics.tokens_per_step, statistics.acceptance_rate)
 
     The text is the same as without drafts. `model.generate` raises a ValueError that names any
     argument or option for which this was not tested.
 
     Args:
         model: a causal LM of transformers, with transformers' text generation and attention cache.
-        config: drafting options; None: `NgramConfig()`. With a store, later calls within the block
-            also draft from the output of earlier calls, except for the tokens of their last step.
+        config: drafting options; by default, drafts end by their cost (`DEFAULT_CONFIG`). With a
+            store, later calls within the block also draft from the output of earlier calls, except
+            for the tokens of their last step.
 
     Raises:
         TypeError: drafts could change the model's text, or the model is a wrapper (PeftModel).
         RuntimeError: blocks are nested, or this version of transformers has another interface.
     """
-    ngram = config or NgramConfig()
     _check_model(model)
-    store = make_store(ngram, 1, kind="numpy") if ngram.store else None
+    store = make_store(config, 1, kind="numpy") if config.store else None
+    statistics = DraftingStatistics()
     generate, prepare_config, get_stopping_criteria, _ = (
         getattr(model, name) for name in ("generate", *_REPLACED_METHODS)
     )
@@ -193,7 +226,7 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
     def prepare_checked_config(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         settings, inputs = prepare_config(*args, **kwargs)
         _check_fields(settings)
-        settings.prompt_lookup_num_tokens = ngram.k  # turns speculation on
+        settings.prompt_lookup_num_tokens = config.k  # turns speculation on
         return settings, inputs
 
     def keep_stopping_criteria(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
@@ -211,7 +244,8 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
         _check_cache(cache)
         criteria = generation_config._stopping_criteria
         criteria.prompt_length = input_ids.shape[1]
-        return NgramCandidates(ngram, generation_config.max_length, criteria, store=store)
+        length = generation_config.max_length
+        return NgramCandidates(config, length, criteria, store=store, statistics=statistics)
 
     replacements = (
         checked_generate,
@@ -222,7 +256,7 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
     names = ("generate", *_REPLACED_METHODS)
     vars(model).update(zip(names, replacements, strict=True))
     try:
-        yield
+        yield statistics
     finally:
         for name in names:
             delattr(model, name)

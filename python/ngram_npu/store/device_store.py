@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,15 +35,8 @@ from ngram_npu.store.device_store_layout import (
     split_scope,
 )
 from ngram_npu.store.identifiers import Scope, scope_of
-from ngram_npu.store.store import (
-    MAX_SAVE_ATTEMPTS,
-    ClearedDuringSaveError,
-    NgramStore,
-    Visibility,
-    check_keep_updates,
-    check_same_tokenizer,
-    check_token_ids,
-)
+from ngram_npu.store.store import NgramStore, Visibility
+from ngram_npu.store.text_store import ClearedDuringSaveError, TextStore, count_tokens_by_scope
 from ngram_npu.tensors import Int32Array
 
 _COLUMNS_PER_TOKEN = 2
@@ -149,7 +141,7 @@ class DeviceStoreStatistics:
     blocks_in_use: int
 
 
-class DeviceStore:
+class DeviceStore(TextStore):
     """The memory of the operators ``device_store_append_`` and ``device_store_propose_``.
 
     The text is in a ring of blocks of 256 tokens, each with the text of one request. Block numbers
@@ -271,9 +263,7 @@ class DeviceStore:
         """Number of tokens in the store by scope, after the newest step."""
         (blocks,) = self._copy_to_host(heads_only=True)
         blocks = blocks[blocks[:, HEAD_NUMBER] != 0]
-        scopes, scope_of_block = np.unique(read_scopes(blocks), return_inverse=True)
-        sums = np.bincount(scope_of_block, weights=blocks[:, HEAD_FILL])
-        return dict(zip(map(Scope, scopes.tolist()), map(int, sums), strict=True))
+        return count_tokens_by_scope(read_scopes(blocks), blocks[:, HEAD_FILL])
 
     def texts(self) -> list[tuple[int, Int32Array]]:
         """Returns scope and tokens of each request's text, as far as its blocks are still in the
@@ -334,12 +324,7 @@ class DeviceStore:
     def propose(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
     ) -> None:
-        """Calls ``device_store_propose_``.
-
-        Args:
-            token_ids, num_tokens, num_sampled: the rows after the step.
-            arguments: the other arguments of the operator, except the tensors of the store.
-        """
+        """Calls ``device_store_propose_``. The arguments are chosen as in :meth:`append`."""
         device_store_propose_(
             token_ids,
             num_tokens,
@@ -349,32 +334,6 @@ class DeviceStore:
             table=self.table,
             **arguments,
         )
-
-    def warm(self, texts: Iterable[npt.ArrayLike], *, scope: int | str | None = None) -> None:
-        """Adds texts to the store, one after the other, each as the output of one request.
-
-        Args:
-            texts: lists or arrays of token ids: example answers, without their prompts.
-            scope: the scope of the texts.
-
-        Raises:
-            ValueError: a text is not a vector of token ids from 0 to 2**31 - 1.
-        """
-        scope_number = scope_of(scope)
-        for text in [check_token_ids(text, "DeviceStore") for text in texts]:
-            self.add_text(text, scope_number)
-
-    def merge(self, other: NgramStore) -> None:
-        """Adds the text of a store in host memory, each request's text in its scope, in the order
-        of their oldest blocks.
-
-        Raises:
-            ValueError: ``other`` has another vocabulary.
-            RuntimeError: another call has been using ``other`` for ten seconds.
-        """
-        check_same_tokenizer("DeviceStore", self.tokenizer, other.tokenizer)
-        for scope, text in other.texts():
-            self.add_text(text, scope)
 
     def clear(self, scope: int | str | None = None) -> None:
         """Removes the text of a scope; None: of all scopes. No token of it stays in the store's
@@ -406,7 +365,7 @@ class DeviceStore:
         Raises:
             ValueError: ``keep_updates`` is less than 1.
         """
-        check_keep_updates(keep_updates, "DeviceStore")
+        self._check_keep_updates(keep_updates)
         with self._snapshot_mutex, self._between_steps():
             self.slots.zero_()
             self._update_marks.append(self.allocator[0] + self._number_offset)
@@ -420,33 +379,17 @@ class DeviceStore:
         self.text.masked_fill_(is_cleared[:, None], 0)
         self.blocks.masked_fill_(is_cleared[:, None], 0)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the text to a file of :class:`NgramStore`, which is replaced atomically. Its
-        counters start at zero, as after :meth:`NgramStore.merge`.
-
-        Steps continue: the text is copied on the device at one point between two steps, and that
-        copy is written. If :meth:`clear` is called meanwhile, the call starts again.
-
-        Raises:
-            OSError: writing fails.
-            RuntimeError: text was cleared during each of ten attempts.
-        """
-        for _ in range(MAX_SAVE_ATTEMPTS):
-            num_clears = self._num_clears
-            copy = NgramStore(1, self.file_capacity, tokenizer=self.tokenizer)
-            copy.seed = self.seed
-            for scope, text in self.texts():
-                copy.add_text(text, scope)
-            with suppress(ClearedDuringSaveError):
-                # This mutex prevents a clear. Steps do not take it, since a rename may be slow.
-                with copy.write_new_file(path) as replace, self._snapshot_mutex:
-                    if num_clears != self._num_clears:
-                        raise ClearedDuringSaveError
-                    replace()
-                return
-        raise RuntimeError(
-            f"DeviceStore: save: text was cleared during each of {MAX_SAVE_ATTEMPTS} attempts"
-        )
+    def _save_once(self, path: str | PathLike[str]) -> None:
+        num_clears = self._num_clears
+        copy = NgramStore(1, self.file_capacity, tokenizer=self.tokenizer)
+        copy.seed = self.seed
+        for scope, text in self.texts():
+            copy.add_text(text, scope)
+        # This mutex prevents a clear. Steps do not take it, since a rename may be slow.
+        with copy.write_new_file(path) as replace, self._snapshot_mutex:
+            if num_clears != self._num_clears:
+                raise ClearedDuringSaveError
+            replace()
 
     def check_integrity(self) -> None:
         """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.

@@ -7,8 +7,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from os import PathLike, fspath
@@ -23,6 +23,11 @@ from ngram_npu.config import STORE_TOKENS, NgramConfig
 from ngram_npu.store import file as store_file
 from ngram_npu.store.file import FileSizes, StoreFileError
 from ngram_npu.store.identifiers import Scope, scope_of
+from ngram_npu.store.text_store import (
+    ClearedDuringSaveError,
+    TextStore,
+    count_tokens_by_scope,
+)
 from ngram_npu.tensors import (
     WORD_BYTES,
     Int32Array,
@@ -46,7 +51,6 @@ _TOKENS_PER_LINE = 4
 _MAX_LINE_BITS = 24
 _SLOT_WORDS = 4
 _LOCK_TIMEOUT_S = 10.0
-MAX_SAVE_ATTEMPTS = 10
 _BLOCK_HEAD = np.dtype(
     [
         ("serial", "<u4"),
@@ -99,11 +103,7 @@ class StoreStatistics:
         return self.drafts / max(1, self.lookups)
 
 
-class ClearedDuringSaveError(Exception):
-    """Text that was already copied to the file has been cleared."""
-
-
-class NgramStore:
+class NgramStore(TextStore):
     """The memory of the store operators: text of requests, from which other requests draft.
 
     Memory is bounded: new text overwrites the oldest. One tensor holds text and the entries of a
@@ -218,47 +218,6 @@ class NgramStore:
         ops = operators_for("ngram_store_finish_", store=self.tensor, slot_indices=slot_indices)
         ops.ngram_store_finish_(self.tensor, slot_indices)
 
-    def warm(self, texts: Iterable[npt.ArrayLike], *, scope: int | str | None = None) -> None:
-        """Adds texts to the store, one after the other, each as the output of one request.
-
-        The texts use the last slot; a request in this slot continues in a new block.
-
-        Args:
-            texts: lists or arrays of token ids: example answers, without their prompts.
-            scope: the scope of the texts.
-
-        Raises:
-            ValueError: a text is not a vector of token ids from 0 to 2**31 - 1.
-            RuntimeError: another call has been using the store for ten seconds.
-        """
-        scope_number = scope_of(scope)
-        for text in [check_token_ids(text, "NgramStore") for text in texts]:
-            self.add_text(text, scope_number)
-
-    def merge(self, other: NgramStore, *, new_only: bool = False) -> None:
-        """Adds the text of another store, each request's text in its scope.
-
-        Each text is added as if a request had generated it again, so what the store has learned
-        about its n-grams (the counters in the entries) starts at zero. The texts are added in the
-        order of their oldest blocks; the text added last is overwritten last. A text contains what
-        ``other`` still has of it, for open requests the text so far. ``other`` is not changed.
-
-        Args:
-            other: the store to copy from.
-            new_only: skip texts that this store contains completely.
-
-        Raises:
-            ValueError: ``other`` is this store, or has another vocabulary.
-            RuntimeError: another call has been using one of the stores for ten seconds.
-        """
-        if other is self:
-            raise ValueError("NgramStore: merge: expected another store, got this one")
-        check_same_tokenizer("NgramStore", self.tokenizer, other.tokenizer)
-        known = {(scope, text.tobytes()) for scope, text in self.texts()} if new_only else set()
-        for scope, text in other.texts():
-            if (scope, text.tobytes()) not in known:
-                self.add_text(text, scope)
-
     def clear(self, scope: int | str | None = None) -> None:
         """Removes all text of a scope and zeroes its memory; None: of all scopes. Open requests
         continue in new blocks.
@@ -283,40 +242,19 @@ class NgramStore:
             ValueError: ``keep_updates`` is less than 1.
             RuntimeError: another call has been using the store for ten seconds.
         """
-        check_keep_updates(keep_updates, "NgramStore")
+        self._check_keep_updates(keep_updates)
         with self._mutex, self._locked():
             self._update_marks.append(_C.store_mark_update(self._words))
             if keep_updates is not None and len(self._update_marks) >= keep_updates:
                 del self._update_marks[:-keep_updates]
                 _C.store_drop(self._words, self._update_marks[0])
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the store, without the open requests, to a file, which is replaced atomically. A
-        process that is killed during the call leaves the old file and a file that ends in ``.tmp``,
-        which the next call for this path removes.
-
-        Steps of other threads continue; a step waits at most for the copy of a megabyte. The file
-        contains a part of the text that is added during the call. If :meth:`clear` is called
-        meanwhile, the call starts again.
-
-        The file contains unencrypted text as token ids: only its owner may read it.
-
-        Raises:
-            OSError: writing fails.
-            RuntimeError: another call has been using the store for ten seconds, or text was cleared
-                during each of ten attempts.
-        """
-        for _ in range(MAX_SAVE_ATTEMPTS):
-            epoch = self._epoch
-            with suppress(ClearedDuringSaveError):
-                # The mutex prevents a clear between the check and the replacement.
-                with self.write_new_file(path) as replace, self._mutex:
-                    self._check_epoch(epoch)
-                    replace()
-                return
-        raise RuntimeError(
-            f"NgramStore: save: text was cleared during each of {MAX_SAVE_ATTEMPTS} attempts"
-        )
+    def _save_once(self, path: str | PathLike[str]) -> None:
+        epoch = self._epoch
+        # The mutex prevents a clear between the check and the replacement.
+        with self.write_new_file(path) as replace, self._mutex:
+            self._check_epoch(epoch)
+            replace()
 
     def write_new_file(
         self, path: str | PathLike[str]
@@ -464,9 +402,7 @@ class NgramStore:
             heads = self._words[self._parts()["heads"]].copy().view(_BLOCK_HEAD)
         used = heads[heads["serial"] > 0]
         tokens = used["fill"] - np.minimum(used["first"], used["fill"])
-        scopes, scope_of_block = np.unique(used["scope"], return_inverse=True)
-        sums = np.bincount(scope_of_block, weights=tokens)
-        return dict(zip(map(Scope, scopes.tolist()), map(int, sums), strict=True))
+        return count_tokens_by_scope(used["scope"], tokens)
 
     def _parts(self) -> dict[str, slice]:
         """Returns the parts of the tensor as slices of words."""
@@ -490,7 +426,6 @@ class NgramStore:
             _C.store_unlock(self._words)
 
     def add_text(self, text: Int32Array, scope: int) -> None:
-        """Adds a text as a request that uses the last slot."""
         if not len(text):
             return
         slots = np.array([self.num_slots - 1], np.int32)
@@ -572,7 +507,6 @@ class NgramStore:
             _sleep_until_free(deadline)
 
     def texts(self) -> list[tuple[int, Int32Array]]:
-        """Returns scope and text of each request, as far as its blocks are still in the store."""
         with self._locked():
             parts = self._parts()
             heads = self._words[parts["heads"]].copy().view(_BLOCK_HEAD)
@@ -639,39 +573,3 @@ def _sleep_until_free(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise RuntimeError(f"NgramStore: in use by another call for {_LOCK_TIMEOUT_S:g} seconds")
     time.sleep(1e-4)
-
-
-def check_keep_updates(keep_updates: int | None, owner: str) -> None:
-    """Raises ValueError unless the number of updates is None or positive. ``owner`` is the store's
-    class."""
-    if keep_updates is not None and keep_updates < 1:
-        raise ValueError(
-            f"{owner}: mark_update: keep_updates: expected at least 1 or None, got {keep_updates}"
-        )
-
-
-def check_same_tokenizer(owner: str, tokenizer: str, other: str) -> None:
-    """Raises ValueError if both digests are known and differ. ``owner`` is the class that merges
-    another store."""
-    if tokenizer and other and tokenizer != other:
-        raise ValueError(f"{owner}: merge: expected a store of vocabulary {tokenizer}, got {other}")
-
-
-def check_token_ids(text: npt.ArrayLike, owner: str) -> Int32Array:
-    """Returns the token ids of a text as int32. ``owner`` is the class that adds it.
-
-    Raises:
-        ValueError: the text is not a vector of token ids from 0 to 2**31 - 1.
-    """
-    token_ids = np.asarray(text)
-    if token_ids.ndim != 1 or (token_ids.size and token_ids.dtype.kind not in "iu"):
-        raise ValueError(
-            f"{owner}: warm: expected a vector of token ids, got {token_ids.dtype} of shape "
-            f"{list(token_ids.shape)}"
-        )
-    if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < 2**31:
-        raise ValueError(
-            f"{owner}: warm: expected token ids of 0 to 2**31 - 1, got {token_ids.min()} to "
-            f"{token_ids.max()}"
-        )
-    return np.ascontiguousarray(token_ids, np.int32)

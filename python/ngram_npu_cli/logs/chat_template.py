@@ -6,14 +6,13 @@ default is used: `USER: {user} ASSISTANT:`, system texts unchanged, `TOOL: {resu
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError, RecordError, to_one_line
+from ngram_npu.errors import InputError, RecordError, import_optional, to_one_line
 
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 
@@ -126,28 +125,18 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         source = file.read_text(encoding="utf-8")
     if not isinstance(source, str):
         return None
-    try:
-        sandbox: Any = importlib.import_module("jinja2.sandbox")
-        loop_controls: Any = importlib.import_module("jinja2.ext").loopcontrols
-    except ImportError as error:
-        raise InputError(
-            f"{folder}: its chat template needs the package jinja2: pip install jinja2, or choose "
-            "--chat-template default"
-        ) from error
-    # A template is an untrusted program; in the sandbox it can access only its arguments.
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loop_controls]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_error
-    environment.globals["strftime_now"] = lambda _: "2026-01-01"  # the same text every day
+    reason = f"{folder}: without --chat-template default, its chat template"
+    import_optional("jinja2", reason, "replay")
+    # vLLM uses this renderer too. It runs templates, which are untrusted programs, in a sandbox.
+    renderer = import_optional("transformers.utils.chat_template_utils", reason, "replay")
     special_tokens = {name: _get_text(settings.get(name)) for name in ("bos_token", "eos_token")}
 
     def render(messages: Sequence[Message], tools: Sequence[Any], is_answer_next: bool) -> str:
         try:
-            text: str = compiled_template.render(
-                messages=[_parse_arguments(message) for message in messages],
+            texts, _ = renderer.render_jinja_template(
+                [[_parse_arguments(message) for message in messages]],
                 tools=list(tools) or None,
+                chat_template=source,
                 add_generation_prompt=is_answer_next,
                 **special_tokens,
             )
@@ -156,14 +145,8 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
                 f"{folder}: its chat template rejects this conversation: "
                 f"{to_one_line(error):.200}; --chat-template default uses another one"
             ) from error
-        return text
+        return str(texts[0])
 
-    try:
-        compiled_template = environment.from_string(source)
-    except Exception as error:
-        raise InputError(
-            f"{folder}: its chat template cannot be used: {to_one_line(error):.200}"
-        ) from error
     return render
 
 
@@ -191,11 +174,3 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 def _get_text(token: Any) -> str:
     return str(token.get("content", "") if isinstance(token, dict) else token or "")
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_error(message: str) -> None:
-    raise ValueError(message)

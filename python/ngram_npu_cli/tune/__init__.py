@@ -19,7 +19,7 @@ from ngram_npu.step_time import VerificationCost, load_cost, share_of_a_step
 
 from ngram_npu_cli.logs.reader import ShowProgress, ignore_progress
 from ngram_npu_cli.options import TuneOptions
-from ngram_npu_cli.report import Run, count_usable_cores
+from ngram_npu_cli.report import Run
 from ngram_npu_cli.tune.candidates import (
     BASELINE,
     BASELINES,
@@ -62,7 +62,8 @@ def tune(
     Args:
         paths: As for `replay`.
         cost: Step times, from which the time of verification follows.
-        options: See `TuneOptions`.
+        options: See `TuneOptions`. Here, `jobs` is 1 by default: a script that uses more must call
+            `tune` under ``if __name__ == "__main__":``, because worker processes import the script.
         candidates: The settings to search. `against` is added if it is missing, and so are ladders
             with a store if the option `store` is set.
         against: The setting to compare the recommended setting with, with drafts as the runner
@@ -87,7 +88,7 @@ def tune(
     }
     drafts = {runner.drafts for runner in runners}
     searched_candidates = [c for c in candidates if c.drafts in drafts]
-    jobs = options.jobs or count_usable_cores()
+    jobs = options.jobs or 1
 
     def measure(candidates: Sequence[Candidate]) -> dict[Candidate, Counts]:
         request_counts = measure_settings(

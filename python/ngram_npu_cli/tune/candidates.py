@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,7 +56,7 @@ class Candidate:
         """The setting in one line, for tables and reports. Trimmed drafts are not mentioned."""
         config = self.config
         if config.is_ladder:
-            parts = ["ladder", f"k={config.k}"]
+            parts = ["lookup=ladder", f"k={config.k}"]
             if config.min_draft_probability is not None:
                 parts.append(f"p={config.min_draft_probability:g}")
             if config.store is not None:
@@ -63,7 +64,8 @@ class Candidate:
             if not config.overlap:
                 parts.append("no overlap")
         else:
-            parts = [f"n={config.min_n}-{config.max_n}", config.match_policy, f"k={config.k}"]
+            lookup = f"lookup={config.min_n}-{config.max_n}"
+            parts = [lookup, config.match_policy, f"k={config.k}"]
             if config.overlap:
                 parts.append("overlap")
         if self.drafts == "padded":
@@ -108,20 +110,34 @@ _LADDERS = [
     for p in PROBABILITIES
     for k in (4, 8, 16, 32)
 ]
-_TRIMMED = [
-    Candidate.of(min_n=low, max_n=high, k=k, match_policy=policy)
-    for low, high in ((2, 5), (3, 8))
-    for k in (2, 3, 5, 8, 12, 16, 32)
-    for policy in ("earliest", "latest")
-]
-_PADDED = [
-    Candidate.of(
-        min_n=low, max_n=high, k=k, match_policy="latest", overlap=low == 1, drafts="padded"
-    )
-    for low, high in ((1, 16), (2, 5))
-    for k in (1, 2, 3, 5, 8, 12)
-]
-CANDIDATES = (*_LADDERS, *_TRIMMED, *_PADDED)
+
+
+def _list_trimmed(**bounds: Any) -> list[Candidate]:
+    return [
+        Candidate.of(**bounds, k=k, match_policy=policy)
+        for k in (2, 3, 5, 8, 12, 16, 32)
+        for policy in ("earliest", "latest")
+    ]
+
+
+def _list_padded(**bounds: Any) -> list[Candidate]:
+    bounds |= {"match_policy": "latest", "overlap": bounds["min_n"] == 1}
+    return [Candidate.of(k=k, drafts="padded", **bounds) for k in (1, 2, 3, 5, 8, 12)]
+
+
+CANDIDATES = (
+    *_LADDERS,
+    *_list_trimmed(min_n=2, max_n=5),
+    *_list_trimmed(min_n=3, max_n=8),
+    *_list_padded(min_n=1, max_n=16),
+    *_list_padded(min_n=2, max_n=5),
+)
+
+
+def list_candidates(lookup: Mapping[str, Any]) -> Sequence[Candidate]:
+    """Returns the settings to search with the result of `parse_lookup`."""
+    return [*_list_trimmed(**lookup), *_list_padded(**lookup)] if "min_n" in lookup else _LADDERS
+
 
 STORE_SIZES = (100_000, STORE_TOKENS)
 """Capacities of stores to try, in tokens: the last one with several ladders, the others only with

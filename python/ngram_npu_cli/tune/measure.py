@@ -8,20 +8,22 @@ conversations.
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import functools
+from collections.abc import Sequence
+from contextlib import closing
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from ngram_npu._C import set_num_threads
+from ngram_npu.proposer import NgramProposer
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.logs.reader import Progress, ShowProgress, ignore_progress
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.tune.candidates import Candidate
+from ngram_npu_cli.workers import map_in_order
 
 Counts = npt.NDArray[np.int32]
 """[N, K+1], numbers of steps of each request that drafted 0, 1, ..., K tokens."""
@@ -81,9 +83,12 @@ def measure_settings(
         for candidate in candidates
         if candidate.has_store == is_stream
     ]
-    for done, (piece, counts) in enumerate(_replay_pieces(requests, pieces, jobs), start=1):
-        results[piece.candidate][piece.chunk] = counts
-        progress(Progress(f"{len(pieces)} pieces", "replay", done, len(pieces)))
+    jobs = min(jobs, len(pieces))
+    replay = functools.partial(_replay, requests, jobs)
+    with closing(map_in_order(replay, pieces, jobs)) as all_counts:
+        for done, (piece, counts) in enumerate(zip(pieces, all_counts, strict=True), start=1):
+            results[piece.candidate][piece.chunk] = counts
+            progress(Progress(f"{len(pieces)} pieces", "replay", done, len(pieces)))
     return results
 
 
@@ -94,48 +99,11 @@ class Piece(NamedTuple):
     chunk: list[int]
 
 
-def _replay_pieces(
-    requests: Sequence[TokenRequest], pieces: Sequence[Piece], jobs: int
-) -> Iterator[tuple[Piece, Counts]]:
-    if jobs == 1 or len(pieces) < 2:
-        for piece in pieces:
-            yield piece, _replay([requests[n] for n in piece.chunk], piece.candidate)
-        return
-    pool = ProcessPoolExecutor(
-        min(jobs, len(pieces)),
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=_initialize_worker,
-        initargs=(requests,),
-    )
-    try:
-        running = {pool.submit(_replay_inherited, piece): piece for piece in pieces}
-        for future in as_completed(running):
-            yield running[future], future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_requests: Sequence[TokenRequest] = ()
-"""The requests of a worker process, which inherits them from its parent without a copy."""
-
-
-def _initialize_worker(requests: Sequence[TokenRequest]) -> None:
-    global _requests
-    from ngram_npu._C import set_num_threads
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    set_num_threads(1)
-    _requests = requests
-
-
-def _replay_inherited(piece: Piece) -> Counts:
-    return _replay([_requests[n] for n in piece.chunk], piece.candidate)
-
-
-def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
-    from ngram_npu.proposer import NgramProposer
-
-    config = candidate.config
+def _replay(requests: Sequence[TokenRequest], jobs: int, piece: Piece) -> Counts:
+    if jobs > 1:  # in a worker process
+        set_num_threads(1)
+    candidate, config = piece.candidate, piece.candidate.config
+    requests = [requests[number] for number in piece.chunk]
     # With a store, each turn is a request, as in vLLM, so that only completions enter the store.
     turns = [r.split_turns() if candidate.has_store else [r] for r in requests]
     request_of_turn = np.repeat(np.arange(len(requests)), [len(part) for part in turns])

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ngram_npu.errors import InputError, escape_unprintable, to_one_line
+from ngram_npu.errors import InputError, escape_unprintable, import_optional, to_one_line
 from ngram_npu.output import atomic_output
 from ngram_npu.step_time import FORMAT
 
@@ -157,6 +158,8 @@ def compute_step_time(streams: Sequence[Stream]) -> float:
 
 class _Server:
     def __init__(self, options: MeasureCostOptions) -> None:
+        metrics = import_optional("prometheus_client.parser", "measure-cost", "measure")
+        self._parse_metrics = metrics.text_string_to_metric_families
         url = options.url
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -188,8 +191,9 @@ class _Server:
             return None
         if status != 200:
             raise self._make_error("/metrics", status, text)
-        lines = [line for line in text.splitlines() if line.startswith(_DRAFT_COUNTER)]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        families = self._parse_metrics(text)
+        samples = chain.from_iterable(family.samples for family in families)
+        return float(sum(s.value for s in samples if s.name == _DRAFT_COUNTER))
 
     def run(self, batch: int, max_tokens: int) -> list[Stream]:
         """Sends ``batch`` identical requests at the same time, and returns the responses."""

@@ -174,6 +174,22 @@ def _list_neighbours(ladder: Candidate, ladders: Sequence[Candidate]) -> list[Ca
     return neighbours
 
 
+def draw_weights(count: int) -> FloatArray:
+    """Returns weights of conversations, [1 + RESAMPLES, count]: of the sample itself, where each is
+    1, and of samples drawn from it with replacement.
+
+    Whole conversations are drawn, because steps of one conversation are similar.
+    """
+    draws = np.random.default_rng(SEED).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    return np.concatenate([np.ones((1, count)), draws])
+
+
+def make_interval(values: FloatArray) -> Interval:
+    """Returns the interval for values computed with each row of `draw_weights`."""
+    low, high = np.percentile(values[1:], [2.5, 97.5])
+    return Interval(float(values[0]), float(low), float(high))
+
+
 def compute_interval(
     measured: Measured,
     candidate: Candidate,
@@ -181,16 +197,9 @@ def compute_interval(
     batch: int,
     against: Candidate | None = None,
 ) -> Interval:
-    """Returns the speed-up on the held-out half, or its ratio to that of `against`.
-
-    Whole conversations are drawn, with replacement, because steps of one conversation are similar.
-    """
+    """Returns the speed-up on the held-out half, or its ratio to that of `against`."""
     held_out = np.flatnonzero(~measured.selection_half)
-    draws = np.random.default_rng(SEED).multinomial(
-        len(held_out), np.full(len(held_out), 1 / len(held_out)), RESAMPLES
-    )
-    # The first row of weights is the sample itself.
-    weights = np.concatenate([np.ones((1, len(held_out)), np.int64), draws]).astype(np.float64)
+    weights = draw_weights(len(held_out))
     tokens = weights @ measured.tokens[held_out]
 
     def resample(setting: Candidate) -> FloatArray:
@@ -199,8 +208,7 @@ def compute_interval(
     values = resample(candidate)
     if against is not None:
         values = values / resample(against)
-    low, high = np.percentile(values[1:], [2.5, 97.5])
-    return Interval(float(values[0]), float(low), float(high))
+    return make_interval(values)
 
 
 def find_frontier(totals: Mapping[Candidate, TotalCounts]) -> list[Candidate]:

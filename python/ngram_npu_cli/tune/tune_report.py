@@ -312,14 +312,19 @@ def format_report(report: TuneReport) -> str:
 
 def describe(report: TuneReport) -> list[Block]:
     """Returns the lines, tables and commands of the report."""
-    blocks: list[Block] = [*_describe_traffic(report)]
+    traffic = report.traffic
+    method = (
+        f"{len(report.settings)} settings, chosen on one half of the conversations and evaluated "
+        f"on the other {traffic['held_out_conversations']}."
+    )
+    blocks: list[Block] = [*describe_traffic(traffic, report.cost, method)]
     for part in (report, *report.others):
         blocks += ["", *_describe_advice(part), *_describe_store(part), *_describe_speedups(part)]
     return [*blocks, *_describe_frontier(report), *_describe_inputs(report)]
 
 
-def _describe_traffic(report: TuneReport) -> list[str]:
-    traffic = report.traffic
+def describe_traffic(traffic: Mapping[str, Any], cost: VerificationCost, method: str) -> list[str]:
+    """Returns lines about the traffic, the cost and the method of a report, with warnings."""
     size = (
         f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.3g} million "
         f"characters, {traffic['tokens']} generated tokens"
@@ -332,14 +337,13 @@ def _describe_traffic(report: TuneReport) -> list[str]:
     tokenizer = traffic["tokenizer"] or "token ids as recorded"
     lines = [
         f"Traffic: {size}",
-        f"Verification cost: {report.cost.name}",
-        f"{len(report.settings)} settings, chosen on one half of the conversations and evaluated "
-        f"on the other {traffic['held_out_conversations']}. Tokenizer: {tokenizer}",
+        f"Verification cost: {cost.name}",
+        f"{method} Tokenizer: {tokenizer}",
     ]
     lines += [f"Note: {note}" for note in traffic["notes"]]
     if tokenizer.startswith("bytes:"):
         lines.append(BYTES_WARNING)
-    if report.cost.is_example:
+    if cost.is_example:
         lines.append(
             "The verification cost is an EXAMPLE: measure your server's with "
             "`ngram-npu measure-cost`, or pass -c."

@@ -37,7 +37,7 @@ def replay_by_reference(
     texts that the store contains at first; None: no store."""
     config = NgramConfig(sizes="ladder", k=k, min_draft_probability=0.177)
     store = None if stored_texts is None else NgramStore(1, store_tokens)
-    reference = Reference(config, store, 0, (1, 200), fill=False)
+    reference = Reference(config, store, (1, 200))
     for scope, text in stored_texts or ():
         reference.begin(0, [], scope_of(scope))
         reference.step([0], [text])

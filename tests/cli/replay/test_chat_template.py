@@ -42,7 +42,7 @@ CHATML = (
 @pytest.fixture
 def load_template(tmp_path: Path) -> Callable[[str], Any]:
     """Returns a function that writes a chat template into the folder and loads it."""
-    pytest.importorskip("jinja2")
+    pytest.importorskip("transformers")
 
     def write_and_load(source: str) -> Any:
         settings = {"chat_template": source, "bos_token": {"content": "<s>"}}
@@ -94,7 +94,7 @@ def test_template_that_changes_earlier_turns_makes_separate_requests(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{% if %}", "its chat template cannot be used: Expected an expression"),
+        ("{% if %}", "rejects this conversation: Expected an expression"),
         ("{{ raise_exception('system role!') }}", "rejects this conversation: system role!"),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     ],
@@ -164,11 +164,13 @@ def test_tool_call_without_arguments_has_an_empty_object(
     assert '{"name": "find", "arguments": {}}' in str(item.turns[0].completion)
 
 
-def test_template_without_jinja2_names_the_package(
-    load_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("module", ["jinja2", "transformers.utils.chat_template_utils"])
+def test_template_without_package_names_the_package(
+    load_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
-    with pytest.raises(InputError, match="pip install jinja2, or choose --chat-template default"):
+    monkeypatch.setitem(sys.modules, module, None)
+    package = module.partition(".")[0]
+    with pytest.raises(InputError, match=f"default, its chat template needs {package}: pip inst"):
         load_template("{{ messages }}")
 
 

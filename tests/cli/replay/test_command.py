@@ -61,6 +61,21 @@ def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
     assert done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"), [("tune --runner h", "host"), ("learn -o tal", "talk.jsonl")]
+)
+def test_bash_completes_values_and_files(example: Path, words: str, completed: str) -> None:
+    pytest.importorskip("shtab")
+    script = (
+        f'eval "$("{sys.executable}" -m ngram_npu_cli --print-completion bash)"\n'
+        f'COMP_WORDS=(ngram-npu {words}) COMP_CWORD=3; _shtab_ngram_npu; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, cwd=example.parent
+    )
+    assert done.stdout == f"{completed}\n"
+
+
 def test_installed_command_calls_main_of_command_module() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="ngram-npu")
     assert script.value == "ngram_npu_cli.command:main"
@@ -89,8 +104,8 @@ def test_missing_path_is_an_error_that_names_demo(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("replay x --batchsize 4", "replay: error: --batchsize 4; did you mean --batch-size?"),
-        ("tune x --hmtl=r.html", "tune: error: --hmtl=r.html; did you mean --html?"),
+        ("replay x --batchsize 4", "replay: error: --batchsize 4; did you mean '--batch-size'?"),
+        ("tune x --hmtl=r.html", "tune: error: --hmtl=r.html; did you mean '--html'?"),
         ("store info x --qqq", "store info: error: --qqq"),
         ("doctor more", "doctor: error: more"),
     ],
@@ -161,10 +176,12 @@ def test_replay_writes_json(
     target = tmp_path / "result.json"
     target.write_text("old")
     arguments = ["replay", str(example.parent), "--json", str(target), "--batch-size", "4"]
+    arguments += ["--lookup", "2-6"]
     assert cli.main(arguments) == 0
     assert "tokens/step" in capsys.readouterr().out
     report = json.loads(target.read_text(encoding="utf-8"))
     assert (report["total"]["num_steps"], report["batch_size"]) == (5, 4)
+    assert (report["config"]["min_n"], report["config"]["max_n"]) == (2, 6)
     assert report["command"] == "ngram-npu " + " ".join(arguments)
     assert list_files(tmp_path) == ["result.json"]
     assert cli.main(["replay", str(example), "--json", "-"]) == 0
@@ -179,7 +196,10 @@ def test_replay_writes_json(
         ("replay {path} --k 0", "--k: must be at least 1, got 0"),
         ("replay {path} --k many", "invalid integer value: 'many'"),
         ("replay {path} --k 65", "k: expected 1 to 64, got 65"),
-        ("replay {path} --match-policy middle", "invalid choice"),
+        ("replai {path}", "did you mean 'replay'?"),
+        ("replay {path} --match-policy latst", "'latest'); did you mean 'latest'?"),
+        ("replay {path} --lookup 5-2", "--lookup: expected MIN-MAX, such as 1-16, or ladder, got"),
+        ("replay {path} --lookup 2-5 --min-draft-probability 0.1", "min_n: expected 1 with sizes="),
         ("replay {path} --min-draft-probability nan", "must be above 0 and at most 1, got nan"),
         ("replay {path} --draft-costs own.json", "costs: expected none without min_draft_probab"),
         ("replay {path} --json no/such/result.json", "no/such does not exist"),
@@ -188,6 +208,7 @@ def test_replay_writes_json(
         ("tune none.jsonl -c -1", "--cost: must be at least 0 and below 10, got -1"),
         ("tune none.jsonl --cost nan", "--cost: must be at least 0 and below 10, got nan"),
         ("tune none.jsonl --cost none.json", "none.json: not a file of step times"),
+        ("tune none.jsonl --cost example-8b-l5", "; did you mean 'example-8b-l4'?"),
         ("tune none.jsonl --batch-size 1,3", "batch size 3: "),
         ("tune none.jsonl --against {{", "expected a setting such as"),
         ("tune none.jsonl --html no/such.html", "does not exist"),

@@ -112,7 +112,7 @@ def test_text_json_and_html_show_the_same_result(
     cost = write_cost_file(
         tmp_path / "c.json", (1, 1, 0.01), (1, 9, 0.0101), (32, 32, 0.01), (32, 64, 0.1)
     )
-    arguments = ["tune", str(traffic_file), "--cost", cost, "--sizes", "consecutive", "--jobs", "1"]
+    arguments = ["tune", str(traffic_file), "--cost", cost, "--lookup", "2-5", "--jobs", "1"]
     against = json.dumps(dict(SETTINGS[1].options))
     files = ["--html", str(html_file), "--json", str(json_file)]
     assert cli.main([*arguments, "--runner", "host", "--against", against, *files]) == 0
@@ -233,7 +233,7 @@ def test_report_names_another_setting_that_gains_at_a_batch_size(
     first, second = result["batches"]
     assert first["use"] == result["recommended"]["label"]
     assert second["speedup"]["low"] < 1 < second["best_speedup"]["low"]
-    assert second["use"] == second["best"] == "n=1-16 latest k=1 overlap padded"
+    assert second["use"] == second["best"] == "lookup=1-16 latest k=1 overlap padded"
     assert result["off_above_batch"] is None
     value = f"{second['best_speedup']['value']:.3f}"
     for shown in (format_report(report), render_page(report)):
@@ -327,8 +327,8 @@ def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     ("options", "runners"),
     [
         ([], []),
-        (["--sizes", "ladder"], []),
-        (["--store", "--sizes", "consecutive"], []),
+        (["--lookup", "ladder"], []),
+        (["--store", "--lookup", "2-5"], []),
         (["--store", "--runner", "gpu"], []),
         (["--store"], ["host"]),
         (["--store", "--runner", "ascend"], ["ascend"]),
@@ -353,4 +353,6 @@ def test_store_is_searched_only_if_requested_and_possible(
     for report in reports:
         has_store = any("store" in setting["config"] for setting in report["settings"])
         assert has_store == (report["runner"]["name"] in runners)
-    assert err.count("\nStore: ladder") == len(runners), "the store's gain has a separate line"
+    assert err.count("\nStore: lookup=ladder") == len(runners), (
+        "the store's gain has a separate line"
+    )

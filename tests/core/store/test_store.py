@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from core.store.requests import Request
 from ngram_npu import _C, IntegrityError, NgramStore, scope_of
 from residence import compute_resident_share
@@ -59,15 +58,6 @@ def test_memory_is_committed_before_the_first_step(tmp_path: Path) -> None:
     loaded_store = NgramStore.load(tmp_path / "store")
     merged_store = NgramStore.load(tmp_path / "store", token_capacity=1 << 19, kind="torch")
     assert [compute_resident_share(s._words) for s in (loaded_store, merged_store)] == [1, 1]
-
-
-def test_numpy_and_torch_stores_are_equal() -> None:
-    stores = NgramStore(2, 4096), NgramStore(2, 4096, kind="torch")
-    for store, slots in zip(stores, (np.array([0]), torch.tensor([0])), strict=True):
-        Request(store, 0).append(TEXT)
-        store.finish(slots)
-    assert isinstance(stores[1].tensor, torch.Tensor)
-    assert np.array_equal(stores[0].tensor, stores[1].tensor.numpy())
 
 
 def test_live_text_is_drafted_for_other_requests() -> None:
@@ -133,16 +123,6 @@ def test_warm_adds_texts_to_a_scope() -> None:
         with pytest.raises(ValueError, match="NgramStore: warm: expected"):
             store.warm(invalid)  # type: ignore[arg-type]
     store.check_integrity()
-
-
-def test_warm_equals_a_request_with_equal_text() -> None:
-    warmed_store, request_store = NgramStore(1, 8192), NgramStore(1, 8192)
-    text = np.random.default_rng(5).integers(0, 30, 3000).tolist()
-    warmed_store.warm([text])
-    request = Request(request_store, 0, prompt=[])
-    request.append(text, k=0)
-    request.finish()
-    assert np.array_equal(warmed_store.tensor, request_store.tensor)
 
 
 def test_appended_rows_continue_the_text_of_their_slots() -> None:

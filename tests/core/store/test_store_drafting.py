@@ -185,39 +185,24 @@ def test_step_with_smaller_k_equals_config_with_this_k(convert: Convert, k: int)
     expected_drafting = make_drafting(convert, dataclasses.replace(LOW_COST_CONFIG, k=max(k, 1)))
     (tokens, lengths), expected_rows = make_rows(convert), make_rows(convert)
     rng = np.random.default_rng(8)
+    scopes = convert(np.array([0, scope_of("a"), 0, scope_of("a")]))
     num_drafted = 0
     for step in range(80):
         sampled = make_sampled(convert, make_random_texts(rng))
-        expected = Drafts(*expected_drafting.step(*expected_rows, sampled)[2:])
+        expected = Drafts(*expected_drafting.step(*expected_rows, sampled, scopes=scopes)[2:])
+        arguments: dict[str, Any] = {"scopes": scopes, "k": k}
         if step % 2:
-            drafts = Drafts(*drafting.step(tokens, lengths, sampled, k=k)[2:])
+            drafts = Drafts(*drafting.step(tokens, lengths, sampled, **arguments)[2:])
         else:
             tokens[:], lengths[:] = expected_rows
-            num_sampled = convert((np.asarray(sampled) >= 0).sum(1).astype(np.int32))
-            drafts = drafting.propose(tokens, lengths, num_sampled=num_sampled, k=k)
+            arguments["num_sampled"] = convert((np.asarray(sampled) >= 0).sum(1).astype(np.int32))
+            drafts = drafting.propose(tokens, lengths, **arguments)
         if k == 0:
             expected = Drafts(expected[0][:, :0], expected[1] * 0, drafts.match_len)
         assert are_equal(drafts, expected)
         num_drafted += int(drafts.num_draft_tokens.sum())
     assert num_drafted > 50 or k == 0
     assert list_stored_texts(drafting) == list_stored_texts(expected_drafting)
-
-
-@EACH_KIND
-def test_propose_after_appending_equals_step(convert: Convert) -> None:
-    proposer: Any = NgramProposer(CONFIG)
-    step_proposer: Any = NgramProposer(CONFIG)
-    (tokens, lengths), expected_rows = make_rows(convert), make_rows(convert)
-    scopes = convert(np.array([0, scope_of("a"), 0, scope_of("a")]))
-    rng = np.random.default_rng(2)
-    for _ in range(100):
-        texts = make_random_texts(rng)
-        expected = step_proposer.step(*expected_rows, make_sampled(convert, texts), scopes=scopes)
-        tokens[:], lengths[:] = expected_rows
-        num_sampled = convert(np.array([len(text) for text in texts], np.int32))
-        drafts = proposer.propose(tokens, lengths, num_sampled=num_sampled, scopes=scopes)
-        assert are_equal(drafts, expected[2:])
-    assert are_equal([proposer.store.tensor], [step_proposer.store.tensor])
 
 
 @pytest.mark.slow

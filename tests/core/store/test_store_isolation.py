@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.store.isolation import FIRST_MARK, RandomAsyncSteps
+from core.store.isolation import RandomAsyncSteps
 from ngram_npu.async_state import device_state
 from ngram_npu.config import STORES
 from ngram_npu.drafting import Drafting
-from ops.reference.store import BLOCK, HEAD_FILL, open_store
 
 ERROR_MESSAGES = r"was drafted|not a text of|after its end|a draft for padding"
 NAMES = [f"{draft_on} {visibility}" for draft_on in ("device", "host") for visibility in STORES]
@@ -70,24 +69,3 @@ def test_random_steps_detect_text_stored_without_delay(monkeypatch: pytest.Monke
     monkeypatch.setattr(device_state, "LAG", 0)
     with pytest.raises(AssertionError, match=ERROR_MESSAGES):
         run_random_steps("host live", 0, 3000)
-
-
-def test_ledger_detects_token_of_other_scope_or_after_text() -> None:
-    steps = run_random_steps("device live", 0, 500)
-    ledger, words = steps.ledger, steps.store.tensor.numpy()
-    store = open_store(words)
-    assert store is not None
-    text = words[store.tokens : store.tokens + store.num_blocks * BLOCK].reshape(-1, BLOCK)
-    fills = [store.words[store.heads + 8 * block + HEAD_FILL] for block in range(len(text))]
-    scopes = [store.scope(block) for block in range(len(text))]
-    block = next(b for b, fill in enumerate(fills) if 0 < fill < BLOCK)
-    scope = scopes[block]
-    mark = next(int(text[b, 0]) for b, fill in enumerate(fills) if fill and scopes[b] != scope)
-    assert mark >= FIRST_MARK
-    scope_message = f"block {block}: not a text of scope {scope}"
-    for position, message in ((0, scope_message), (fills[block], f"block {block} .*after its end")):
-        token, text[block, position] = int(text[block, position]), mark
-        with pytest.raises(AssertionError, match=message):
-            ledger.check_store(words)
-        text[block, position] = token
-    ledger.check_store(words)

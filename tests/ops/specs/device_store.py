@@ -401,28 +401,8 @@ def _chain_samples(rng: np.random.Generator) -> Iterator[Sample]:
     reference.device_store_append_(
         tokens[:1], whole, whole - 256, **store, max_new=999, hold_back=False
     )
-    ends = [
-        1,
-        2,
-        16,
-        17,
-        192,
-        193,
-        239,
-        240,
-        241,
-        255,
-        256,
-        257,
-        258,
-        260,
-        264,
-        271,
-        272,
-        273,
-        759,
-        760,
-    ]
+    ends = [1, 2, 16, 17, 192, 193, *range(239, 242), *range(255, 259), 260, 264]
+    ends += [271, 272, 273, 759, 760]
     for k in (1, 15, 16, 17, 64):
         yield _sample(f"chain-{k}", propose_call(store, tokens, ends, k))
     changes = product(

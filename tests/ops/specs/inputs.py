@@ -22,11 +22,11 @@ EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
-# The same for device kernels: a warp reads 128 tokens at once, a block up to 8192 tokens of a row
-# of more than 16384.
+# The same for device kernels: a warp reads 128 tokens at once, a block up to 8192 tokens of a row,
+# or all of a row of at most 16384 tokens if the batch is small.
 TILE_CAPACITY = 8211
 LONG_CAPACITY = 24591
-TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
+TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4097]
 
 # Row lengths of small batches of LONG_CAPACITY tokens: several blocks share a row.
 FEW_LONG_ROWS = ([24591], [24579, 24578], [24591, 16385, 24577])
@@ -101,22 +101,22 @@ def make_copy_rows(
     """Returns rows of distinct tokens, except for copies of the row's last tokens.
 
     The pattern of the copies alternates from row to row, beginning with ``first_pattern``. The
-    copies are near the borders of vectors and tiles; or 1024 tokens apart, so that one warp reads
-    all of them, or 1152 tokens apart, so that each copy is read by the next warp, with rising,
-    falling or equal lengths; or of equal length at both ends of the row.
+    copies are near the borders of vectors, warps and tiles; or 128 tokens apart, so that one thread
+    reads all of them, or 2176 tokens apart, so that each copy is read by the next warp, with
+    rising, falling or equal lengths; or of equal length at both ends of the row.
     """
-    borders = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192, 16384])
-    same_warp, next_warp = (np.arange(100, capacity, distance) for distance in (1024, 1152))
+    borders = np.array([4, 128, 256, 512, 1024, 2048, 3968, 4096, 4224, 8064, 8192, 16384])
+    same_thread, next_warp = (np.arange(100, capacity, distance) for distance in (128, 2176))
     rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         near_ends = rng.choice(borders[borders < length], 7) + rng.integers(-2, 4, 7)
         patterns = [
             zip(near_ends, rng.permutation([1, 2, 3, 5, 5, 8, 8]), strict=True),
-            zip(same_warp, range(1, 9), strict=False),
-            zip(same_warp, range(8, 0, -1), strict=False),
+            zip(same_thread, range(1, 9), strict=False),
+            zip(same_thread, range(8, 0, -1), strict=False),
             zip(next_warp, range(1, 9), strict=False),
             zip(next_warp, range(8, 0, -1), strict=False),
-            zip(same_warp, [5] * 8, strict=False),
+            zip(same_thread, [5] * 8, strict=False),
             [(2, 1), (960, 1), (length - 961, 1), (length - 1, 1)],
         ]
         for end, n in patterns[(first_pattern + i) % len(patterns)]:

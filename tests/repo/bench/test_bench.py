@@ -30,6 +30,7 @@ OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "vllm-draft-graphs",
     "vllm-draft-length",
     "vllm-end-to-end",
+    "vllm-fleet",
 }
 
 

@@ -67,34 +67,3 @@ def test_documents_equal_the_results() -> None:
 def test_update_document_rewrites_tables_from_results(old: str, new: str, results: Path) -> None:
     text = DOCUMENT.replace(old, new)
     assert docs_tables.update_document(text, docs_tables.parse_tables(TABLES), results) == DOCUMENT
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("<!-- table: one", "<!-- table: three", "got 'three'"),
-        ("# Title", "9 <!-- bench: a.json op -->", "expected a table's markers"),
-        ("1234567.0 |\n<!-- end -->", "1234567.0 |", "expected a table's markers"),
-    ],
-    ids=["unknown table", "comment that is no marker of a table", "missing end"],
-)
-def test_wrong_table_marker_raises(old: str, new: str, message: str, results: Path) -> None:
-    with pytest.raises(LookupError, match=message):
-        docs_tables.update_document(
-            DOCUMENT.replace(old, new), docs_tables.parse_tables(TABLES), results
-        )
-
-
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("{a.json results[0].us .1f}", "KeyError"),
-        ("{a.json results[size=128x32k].us .1f}", "got 2"),
-        ("{a.json results[0].ratio .1f}", "TypeError"),
-        ("{ a.json op s}", "expected a figure"),
-    ],
-    ids=["missing value", "several values", "no number", "space after the brace"],
-)
-def test_render_table_rejects_invalid_cell(cell: str, message: str, results: Path) -> None:
-    with pytest.raises(LookupError, match=message):
-        docs_tables.render_table(["heading", cell], results)

@@ -149,8 +149,8 @@ each lane decides alone to merge: if (longest == 0) return; => if (best_ == 0) r
 
 @ csrc/cuda/lookup.cuh hooks ngram_propose
 best match is merged without an atomic
-- if (thread() % kWarpSize == 0) atomicMax(&block_.best, rank);
-+ if (thread() % kWarpSize == 0 && rank > block_.best) block_.best = rank;
+- if (lane() == 0) atomicMax(&block_.best, rank);
++ if (lane() == 0 && rank > block_.best) block_.best = rank;
 
 @ csrc/cuda/lookup.cuh fast ngram_step_
 all requests share one workspace: join_blocks(workspaces[i], => join_blocks(workspaces[0],

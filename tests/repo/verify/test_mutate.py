@@ -124,19 +124,3 @@ def test_summarize_tests_counts_engine_tests_by_method(tmp_path: Path) -> None:
         ["v2", "ngram_gpu", "1 passed", []],
         ["v2", "store", "0 passed, 1 failed", ["test_v2_store::d"]],
     ]
-
-
-def test_record_results_replaces_entries_of_the_same_method(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engines, "GROUPS", {"v1": {"ngram": ""}, "v2": {"ngram": "", "store": ""}})
-    file = tmp_path / "engines.json"
-    for runner, outcome in (("v1", "1 passed"), ("v2", "2 passed"), ("v1", "3 passed")):
-        entry = {"vllm": "1.0", "runner": runner, "method": "ngram", "outcome": outcome}
-        engines.record_results(file, [entry], ["1.0"])
-    entries = json.loads(file.read_text())["results"]
-    assert [(entry["runner"], entry["method"], entry["outcome"]) for entry in entries] == [
-        ("v1", "ngram", "3 passed"),
-        ("v2", "ngram", "2 passed"),
-        ("v2", "store", "untried"),
-    ]

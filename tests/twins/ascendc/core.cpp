@@ -32,8 +32,8 @@ void fail_scalar_store(void* to) {
   NGRAM_TWIN_FAULT("block %d: a scalar store to global memory at %p", Core::current().block(), to);
 }
 
-void Core::begin_block(const GlobalMemory* gm, int32_t block, int32_t num_blocks, uint32_t ub_bytes,
-                       const CostModel& model, bool races_allowed) {
+void Core::begin_block(const GlobalMemory* gm, int32_t block, uint32_t ub_bytes, const CostModel& model,
+                       bool races_allowed) {
   std::fill_n(ub_.begin(), num_allocated_bytes_, uint8_t{0xA5});
   std::fill_n(shadow_.begin(), num_allocated_bytes_, uint8_t{0xFF});
   for (int p = 0; p < kNumPipes; ++p) {
@@ -53,7 +53,6 @@ void Core::begin_block(const GlobalMemory* gm, int32_t block, int32_t num_blocks
   std::fill_n(times_, kNumPipes, 0.0);
   cost = Cost();
   block_ = block;
-  num_blocks_ = num_blocks;
   ub_bytes_ = ub_bytes;
   races_allowed_ = races_allowed;
   num_tpipes_ = 0;
@@ -198,7 +197,7 @@ void Core::add_vector_cost(uint64_t bytes, Speed speed) {
 void Core::add_copy_cost(uint64_t bytes, bool to_gm) {
   ++cost[kCopies];
   cost[to_gm ? kUbToGmBytes : kGmToUbBytes] += static_cast<double>(bytes);
-  add_cycles(static_cast<double>(bytes) * model_.cycles_per_byte(num_blocks_));
+  add_cycles(static_cast<double>(bytes) / model_.copy_bytes_per_cycle);
 }
 
 // Throws if the present instruction accesses memory that list_pipe may still be accessing. The list's ticks ascend.
@@ -424,7 +423,7 @@ Outcome run(const std::vector<Region>& regions, int32_t num_blocks, const std::f
     for (size_t i = next++; i < order.size(); i = next++) {
       const size_t block = static_cast<size_t>(order[i]);
       try {
-        core->begin_block(&gm, order[i], num_blocks, options.ub_bytes, options.model, options.races_allowed);
+        core->begin_block(&gm, order[i], options.ub_bytes, options.model, options.races_allowed);
         kernel();
         core->end_block(logs[block], outcome.costs[block]);
       } catch (const Fault& fault) {

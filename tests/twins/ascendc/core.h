@@ -39,11 +39,6 @@ struct CostModel {
   double scalar_gm_miss = 0;          // per load that misses the scalar cache
   double sync = 0;                    // from setting a flag until the other pipe may continue
   double same_line = 0;               // per copy to the 512-byte line with the most copies, added to the launch's time
-
-  double cycles_per_byte(int32_t num_cores) const {
-    const double gm_rate = gm_bytes_per_cycle / num_cores;
-    return 1 / (gm_rate < copy_bytes_per_cycle ? gm_rate : copy_bytes_per_cycle);
-  }
 };
 
 // The items that a core counts, in the order of ngram_npu_ascendc_twin_take_cost.
@@ -104,7 +99,7 @@ class Core {
   static Core& current() { return *current_pointer(); }
   static Core*& current_pointer();
 
-  void begin_block(const GlobalMemory* gm, int32_t block, int32_t num_blocks, uint32_t ub_bytes, const CostModel& model,
+  void begin_block(const GlobalMemory* gm, int32_t block, uint32_t ub_bytes, const CostModel& model,
                    bool races_allowed);
   // Ends the block and returns its log and cost. Throws if a flag is still set.
   void end_block(AccessLog& log, Cost& cost);
@@ -191,7 +186,6 @@ class Core {
   CostModel model_;
   double times_[kNumPipes] = {};  // modelled cycles
   int32_t block_ = 0;
-  int32_t num_blocks_ = 0;
   uint32_t ub_bytes_ = 0;
   bool races_allowed_ = false;
   int num_tpipes_ = 0;

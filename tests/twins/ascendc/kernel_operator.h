@@ -345,7 +345,8 @@ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode&
   ngram_npu::twin::apply_unary("Cast", dst, src, count, [](U value) { return ngram_npu::twin::convert<T>(value); });
 }
 
-// The device writes the first 32 bytes with scalar instructions, the rest with vector instructions, in order.
+// The device writes the first 32 bytes with scalar instructions, then each 32 bytes up to the first 256 bytes, and each
+// further 256 bytes, with a vector instruction that needs the result of the previous one.
 template <class T>
 void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
   NGRAM_TWIN_REQUIRE_OFFERED(kCreateVecIndex, T);
@@ -354,10 +355,13 @@ void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
   generate_elements(core, "CreateVecIndex", dst, count,
                     [&](uint64_t i) { return static_cast<T>(static_cast<uint64_t>(firstValue) + i); });
   core.cost[kScalarUb] += kBlockBytes / sizeof(T);
-  for (uint64_t done = 0; done < uint64_t{count} * sizeof(T); done += kRepeatBytes) core.add_vector_cost(kRepeatBytes);
+  const uint64_t bytes = uint64_t{count} * sizeof(T);
+  for (uint64_t done = kBlockBytes; done < bytes; done += done < kRepeatBytes ? kBlockBytes : kRepeatBytes)
+    core.add_vector_cost(kRepeatBytes);
 }
 
 // The device's library repeats passes over the data; each pass writes one value per 256 bytes to the temporary buffer.
+// Huawei's check requires space for two (kernel_vec_reduce_check.cpp of asc-tools).
 template <class T>
 void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
                const int32_t count) {
@@ -367,7 +371,7 @@ void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
   core.issue(kV, "ReduceMax");
   const uint64_t n = check_count(core, count);
   const uint64_t num_repeats = round_up(n * sizeof(T), kRepeatBytes) / kRepeatBytes;
-  const uint64_t temporary_bytes = round_up(num_repeats * sizeof(T), kBlockBytes);
+  const uint64_t temporary_bytes = round_up(2 * num_repeats * sizeof(T), kBlockBytes);
   check_overlap(core, sharedTmpBuffer.location(), temporary_bytes, src.location(), n * sizeof(T), false);
   check_overlap(core, dst.location(), sizeof(T), sharedTmpBuffer.location(), temporary_bytes, false);
   const uint8_t* src_memory = core.read(src.location(), n * sizeof(T));

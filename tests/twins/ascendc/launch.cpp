@@ -177,10 +177,14 @@ State& get_state() {
 void add_costs(const Outcome& outcome) {
   State& s = get_state();
   double max_cycles = 0;
+  double num_bytes = 0;
   for (const Cost& cost : outcome.costs) {  // blocks run in parallel, so their cycles do not add up
     for (size_t item = 0; item < kCycles; ++item) s.total_cost[item] += cost[item];
     max_cycles = std::max(max_cycles, cost[kCycles]);
+    num_bytes += cost[kGmToUbBytes] + cost[kUbToGmBytes];
   }
+  // The memory limits all cores together, after the latency of the first copy.
+  max_cycles = std::max(max_cycles, s.model.copy_latency + num_bytes / s.model.gm_bytes_per_cycle);
   s.total_cost[kCycles] += max_cycles + static_cast<double>(outcome.max_copies_per_line) * s.model.same_line;
   ++s.num_launches;
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(outcome.costs.size()));

@@ -195,7 +195,7 @@ class TQue {
     return slot;
   }
 
-  static constexpr int kMaxSlots = 16;
+  static constexpr int kMaxSlots = ::ngram_npu::twin::kMaxBuffers;
   int32_t first_buffer_ = 0;
   int num_buffers_ = 0;
   int next_slot_ = 0;             // at which AllocTensor begins to search

@@ -46,6 +46,17 @@ TEST_P(CudaTwin, CorrectKernelRunsEveryThreadOfEveryBlock) {
   EXPECT_EQ(num_blocks, 7u);
 }
 
+TEST_P(CudaTwin, BarrierDoesNotWaitForWarpsThatHaveLeft) {
+  unsigned num_remaining = 0;
+  const auto count_remaining_threads = +[](unsigned* count) {
+    if (threadIdx.x >= 32) return;
+    __syncthreads();
+    atomicAdd(count, 1u);
+  };
+  ASSERT_EQ(run_kernel({2, 128}, count_remaining_threads, &num_remaining), cudaSuccess);
+  EXPECT_EQ(num_remaining, 64u);
+}
+
 __global__ void wait_in_different_branches() {
   if (threadIdx.x < 32) __syncthreads();
   if (threadIdx.x >= 32) __syncthreads();

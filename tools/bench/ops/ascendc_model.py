@@ -2,7 +2,10 @@
 
 The host twin (docs/design/ascendc-twin.md) runs the kernels and counts bytes, instructions and
 accesses per pipe and core. The times are computed from these counts and the parameters in
-``MODEL``.
+``MODEL``. The parameters of vector instructions and copies are Huawei's figures for the A2 and A3,
+published in the cost model of pto-isa (arch_config.hpp and a2a3/cce_costmodel in
+include/pto/costmodel, commit 3186c381bd49 of 21 August 2026). Latencies and scalar costs have no
+public figure.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ CORES = 48
 UB_BYTES = 192 * 1024
 SHORT_ROWS = (Size(1, 300), Size(1, 2048), Size(16, 2048))
 SHORT_ROWS_CAPACITY = 128 * 1024
+PADDED_SLOTS = 8192
+"""Slots of a captured graph, most of which are padding."""
 Call = Callable[[], object]
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,10 +52,15 @@ class Parameter:
 
 
 _INI = "CANN's platform_config/Ascend910B1.ini"
+_PTO = "Huawei's pto-isa, a2a3"
 _ASSUMPTION = "assumption: no public figure found"
 # The order is that of CostModel (tests/twins/ascendc/core.h).
 MODEL: dict[str, Parameter] = {
-    "copy_bytes_per_cycle": Parameter(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
+    "copy_bytes_per_cycle": Parameter(
+        100.9 * 2**30 / CLOCK_HZ,
+        "bytes/cycle, one core",
+        f"{_PTO}: GM_TO_UB of 100.9 GiB/s at 1.85 GHz; stores are faster (188.46 GiB/s)",
+    ),
     "gm_bytes_per_cycle": Parameter(
         GM_BYTES_PER_SECOND / CLOCK_HZ,
         "bytes/cycle, all cores",
@@ -59,12 +69,23 @@ MODEL: dict[str, Parameter] = {
     "copy_latency": Parameter(
         1000, "cycles from a copy's last byte until a waiting pipe continues", _ASSUMPTION
     ),
-    "vector_startup": Parameter(20, "cycles per vector instruction", _ASSUMPTION),
+    "vector_startup": Parameter(
+        40,
+        "cycles per vector instruction",
+        f"{_PTO}: 24 cycles before and after an Add measured on a 910B3 (6 to 33 for other "
+        "instructions), and 16 for counter mode, which calls with a count use; paid by every "
+        "instruction, because most depend on the previous one",
+    ),
     "vector_repeat": Parameter(
-        1, "cycles per 256 bytes", f"{_INI}: vec_calc_size=128 halves per cycle"
+        2,
+        "cycles per 256 bytes",
+        f"{_PTO}: 2 for comparisons, And, Or, Add, Mul, Max, shifts, conversions and reductions; "
+        "1 for Adds, Muls, Maxs, Mins and Duplicate",
     ),
     "gather_repeat": Parameter(
-        12.8, "cycles per 256 bytes gathered", "the devkit's guide: 5 elements per cycle"
+        12.8,
+        "cycles per 256 bytes gathered",
+        "the devkit's guide: 5 elements per cycle; pto-isa's 2 is marked as not verified",
     ),
     "issue": Parameter(20, "cycles of the scalar unit per issued instruction", _ASSUMPTION),
     "scalar_ub": Parameter(4, "cycles per scalar access to UB", _ASSUMPTION),
@@ -74,7 +95,8 @@ MODEL: dict[str, Parameter] = {
     "same_line": Parameter(
         16,
         "cycles per copy at the most contended 512 bytes of memory, added to the launch",
-        f"{_ASSUMPTION}: 512 bytes at ddr_rate. The devkit's guide: such copies are serialized",
+        f"{_ASSUMPTION}: 512 bytes at {_INI}'s ddr_rate=32. The devkit's guide: such copies are "
+        "serialized",
     ),
 }
 LAUNCH_US = Parameter(3, "us from one launch on a stream to the next", _ASSUMPTION)
@@ -125,9 +147,9 @@ class Twin:
         finally:
             self._library.ngram_npu_ascendc_twin_set_lookup(0, 0)
 
-    def count_costs(self, call: Call, cores: int, model: list[float]) -> dict[str, Any]:
-        """Returns the counts and the modelled cycles of a call on an NPU with this many cores."""
-        self._library.ngram_npu_ascendc_twin_set_cores(cores)
+    def count_costs(self, call: Call, model: list[float]) -> dict[str, Any]:
+        """Returns the counts and the modelled cycles of a call on an NPU with ``CORES`` cores."""
+        self._library.ngram_npu_ascendc_twin_set_cores(CORES)
         self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
         out = (ctypes.c_double * len(_COUNT_NAMES))()
         self._library.ngram_npu_ascendc_twin_take_cost(out)  # resets the counts
@@ -159,9 +181,33 @@ class AscendcModel(Op):
             for size in () if options.sizes else SHORT_ROWS:
                 data = make_short_rows(size, replace(options, data_kind="nomatch"))
                 yield from model_lookups(twin, data, options)
-            for batch in (1, 128, 1024):
+            for batch in () if options.sizes else (1, 128, 1024):
                 for op, call in make_bookkeeping(Size(batch, 4096), options.k).items():
                     yield {"op": op, "size": f"{batch} requests", **model_call(twin, call)}
+            for op, call in make_bookkeeping(Size(8, 4096), options.k, PADDED_SLOTS).items():
+                if op in ("compute_slot_mapping_", "correct_spec_state_"):
+                    size = f"8 requests, {PADDED_SLOTS} slots"
+                    yield {"op": op, "size": size, **model_call(twin, call)}
+            for order in ("longest first", "in random order", "spread over the cores"):
+                yield model_uneven_rows(twin, order, replace(options, data_kind="nomatch"))
+
+
+def model_uneven_rows(twin: Twin, order: str, options: Options) -> Result:
+    """Returns the entry of ngram_propose for rows of 64 to 32k tokens. A core searches neighbouring
+    rows. Spread, the neighbours are a long, a middle and a short row."""
+    data = make_workload(Size(128, 32 * 1024), options)
+    lengths = np.geomspace(data.size.context, 64, data.size.batch).astype(np.int32)
+    if order == "in random order":
+        lengths = np.random.default_rng(2026).permutation(lengths)
+    if order == "spread over the cores":
+        rows_per_core = -(-data.size.batch // CORES)
+        cores = -(-data.size.batch // rows_per_core)
+        rows = np.arange(rows_per_core * cores).reshape(rows_per_core, cores).T.ravel()
+        lengths = lengths[rows[rows < data.size.batch]]
+    data = replace(data, lengths=lengths[None])
+    call = make_lookups(data, options)["ngram_propose"]
+    result = model_lookup(twin, "ngram_propose", call, data, options)
+    return result | {"size": f"128 rows of 64 to 32k, {order}"}
 
 
 def make_short_rows(size: Size, options: Options) -> Workload:
@@ -172,16 +218,15 @@ def make_short_rows(size: Size, options: Options) -> Workload:
     return replace(data, token_ids=tokens)
 
 
-def model_call(twin: Twin, call: Call, cores: int = CORES) -> dict[str, Any]:
+def model_call(twin: Twin, call: Call) -> dict[str, Any]:
     """Returns a call's counts and modelled times. ``floor_us`` is the time to copy the call's bytes
     at full bandwidth; for lookups, it is the time to read the live tokens (`model_lookup`)."""
     work_model = [p.value if name in WORK_PARAMETERS else 0.0 for name, p in MODEL.items()]
-    counts = twin.count_costs(call, cores, [parameter.value for parameter in MODEL.values()])
-    work_cycles = twin.count_costs(call, cores, work_model)["cycles"]
+    counts = twin.count_costs(call, [parameter.value for parameter in MODEL.values()])
+    work_cycles = twin.count_costs(call, work_model)["cycles"]
     copied_bytes = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
     model_us = _convert_to_us(counts.pop("cycles"))
     return {
-        "cores": cores,
         "model_us": model_us,
         "with_launches_us": round_digits(model_us + counts["launches"] * LAUNCH_US.value),
         "work_us": _convert_to_us(work_cycles),
@@ -203,7 +248,7 @@ def model_lookup(twin: Twin, op: str, call: Call, data: Workload, options: Optio
     sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": options.k}
     plan = compute_ascendc_plan(op, sizes, CORES, UB_BYTES)
     assert plan is not None
-    result, one_core = model_call(twin, call), model_call(twin, call, cores=1)
+    result = model_call(twin, call)
     counts = result["counts"]
     floor_us = num_live * 4 / GM_BYTES_PER_SECOND * 1e6
     read_bytes = counts["gm_to_ub_bytes"]
@@ -219,8 +264,7 @@ def model_lookup(twin: Twin, op: str, call: Call, data: Workload, options: Optio
         "read_per_live_byte": round_digits(read_bytes / (num_live * 4)),
         "tokens_read_per_live_token": round_digits(tokens_read / num_live),
         "scalar_accesses_per_live_token": round_digits(scalar_accesses / num_live),
-        "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
-        "work_spread": round_digits(one_core["work_us"] / result["work_us"]),
+        "work_to_floor": round_digits(result["work_us"] / floor_us),
     }
 
 
@@ -238,8 +282,9 @@ def make_lookups(data: Workload, options: Options) -> dict[str, Call]:
     }
 
 
-def make_bookkeeping(size: Size, k: int) -> dict[str, Call]:
-    """Returns a call per bookkeeping operator, for a batch with ``k`` drafts per request."""
+def make_bookkeeping(size: Size, k: int, num_slots: int | None = None) -> dict[str, Call]:
+    """Returns a call per bookkeeping operator, for a batch with ``k`` drafts per request.
+    ``num_slots`` is the size of slot_mapping (default: the number of tokens)."""
     import torch
 
     batch, total = size.batch, size.batch * (k + 1)
@@ -254,6 +299,7 @@ def make_bookkeeping(size: Size, k: int) -> dict[str, Call]:
         "next_token_ids": np.zeros(batch, np.int32),
         "draft_token_ids": rng.integers(0, 1000, (batch, k)).astype(np.int32),
         "num_scheduled_drafts": np.full(batch, k, np.int32),
+        "slot_mapping": np.zeros(num_slots or total, np.int64),
     }
     tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
     optional_arguments = {name: tensors[name] for name in ("discard", "num_tokens")}

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from ngram_npu.engines.vllm.feed.delivery import ATTRIBUTE, TOKENS_PER_STEP, TextDelivery
+from ngram_npu.engines.vllm.feed.delivery import ATTRIBUTE, TOKENS_PER_STEP, TextDelivery, attach
 from ngram_npu.engines.vllm.feed.events import TextJoiner, decode_event, split_batch
 from ngram_npu.engines.vllm.feed.reader import FeedReader
 
@@ -23,7 +23,7 @@ from tools.bench.options import Options
 NUM_PUBLISHERS = 4
 RATES = {"idle": 0, "busy": 20_000, "flooded": None}
 """Published tokens per second of all publishers; None: as many as the reader reads."""
-NO_WAIT = "idle without waits"
+NO_READER, WITHOUT_WAITS = "no reader", " without waits"
 EVENTS_PER_BATCH = 64
 BATCHES = 400
 """Number of different batches of a publisher, which repeats them after clearing its cache."""
@@ -41,18 +41,18 @@ class FeedOp(Op):
     help = "the cost of an idle and of a busy feed for a scheduler's step"
     sizes = ()
     assumptions: Mapping[str, Any] = {
-        "step": f"a Python loop over {NUM_REQUESTS} requests, TextDelivery.add_texts with at most "
-        f"{TOKENS_PER_STEP} tokens, and a wait without the interpreter lock until "
+        "step": f"a Python loop over {NUM_REQUESTS} requests, a call of schedule that adds at most "
+        f"{TOKENS_PER_STEP} fed tokens, and a wait without the interpreter lock until "
         f"{STEP_S * 1000:g} ms have passed",
         "publishers": f"{NUM_PUBLISHERS} in another process on this machine; events of one block "
         f"of {BLOCK} tokens, {EVENTS_PER_BATCH} events per batch",
         "busy": f"{RATES['busy']} published tokens per second",
         "flooded": "the other process sends whenever the reader reads",
         "work_us": "time of the Python loop",
-        "add_us": "time of add_texts; without a reader, of two reads of the clock. After a wait, "
-        "caches are cold and the core is slow",
-        NO_WAIT: "idle, and a step begins when the one before has ended",
-        "idle_call_ns": f"mean time of add_texts without texts, over {IDLE_CALLS} calls",
+        "schedule_us": "time of a schedule that itself only returns an object, with two reads of "
+        "the clock. After a wait, caches are cold and the core is slow",
+        WITHOUT_WAITS: "a step begins when the one before has ended",
+        "idle_call_ns": f"what the feed adds to schedule without texts, mean of {IDLE_CALLS} calls",
         "join": "decoding and joining events in one thread, without sockets",
     }
 
@@ -62,22 +62,30 @@ class FeedOp(Op):
         child = context.Process(target=publish, args=(child_pipe,), daemon=True)
         child.start()
         addresses = pipe.recv()
-        steps: dict[str, list[tuple[float, float, int]]] = {"no reader": []}
+        steps: dict[str, list[tuple[float, float, int]]] = {}
         idle_calls_ns = []
         num_steps = options.steps or STEPS
+
+        def run(name: str, scheduler: Scheduler, step_s: float = STEP_S) -> None:
+            steps.setdefault(name, []).extend(run_steps(scheduler, num_steps, step_s))
+
         for _ in range(options.rounds):
-            steps["no reader"] += run_steps(None, num_steps)
+            stock_scheduler = Scheduler(None)
+            run(NO_READER, stock_scheduler)
+            run(NO_READER + WITHOUT_WAITS, stock_scheduler, 0.0)
             reader = FeedReader(addresses, vocab_size=VOCAB_SIZE)
             delivery = TextDelivery(reader, NUM_ROWS)
+            scheduler = Scheduler(delivery)
             while reader.get_counters().publishers < NUM_PUBLISHERS:
                 time.sleep(0.01)
             for name, rate in RATES.items():
                 pipe.send(rate)
                 time.sleep(SETTLE_S)
-                steps.setdefault(name, []).extend(run_steps(delivery, num_steps))
+                run(name, scheduler)
                 if name == "idle":
-                    steps.setdefault(NO_WAIT, []).extend(run_steps(delivery, num_steps, 0.0))
-                    idle_calls_ns.append(time_idle_call(delivery))
+                    run(name + WITHOUT_WAITS, scheduler, 0.0)
+                    stock_ns = time_schedule(stock_scheduler)
+                    idle_calls_ns.append(time_schedule(scheduler) - stock_ns)
             delivery.close()
             pipe.send(0)
         child.terminate()
@@ -144,34 +152,48 @@ class Request:
         return self.num_tokens
 
 
+class Scheduler:
+    """A scheduler whose ``schedule`` takes no time itself."""
+
+    output: Any = None
+
+    def __init__(self, delivery: TextDelivery | None) -> None:
+        if delivery is not None:
+            attach(self, delivery)
+
+    def schedule(self) -> Any:
+        return self.output
+
+    def shutdown(self) -> None: ...
+
+
 def run_steps(
-    delivery: TextDelivery | None, num_steps: int, step_s: float = STEP_S
+    scheduler: Scheduler, num_steps: int, step_s: float
 ) -> list[tuple[float, float, int]]:
-    """Returns the seconds of the work and of adding texts, and the number of tokens, per step."""
+    """Returns the seconds of the work and of ``schedule``, and the number of tokens, per step."""
     steps = []
     requests = [Request(str(i)) for i in range(NUM_REQUESTS)]
     for _ in range(num_steps):
-        output = SimpleNamespace(total_num_scheduled_tokens=1)
+        scheduler.output = SimpleNamespace(total_num_scheduled_tokens=1)
         started = time.perf_counter()
         scheduled = {request.name: request.schedule(1) for request in requests}
         worked = time.perf_counter()
-        if delivery is not None:
-            delivery.add_texts(output)
-        added = time.perf_counter()
-        text_step = getattr(output, ATTRIBUTE, None)
+        scheduler.schedule()
+        scheduled_at = time.perf_counter()
+        text_step = getattr(scheduler.output, ATTRIBUTE, None)
         assert len(scheduled) == NUM_REQUESTS
         num_tokens = 0 if text_step is None else len(text_step.tokens)
-        steps.append((worked - started, added - worked, num_tokens))
+        steps.append((worked - started, scheduled_at - worked, num_tokens))
         if step_s:
             time.sleep(max(0.0, started + step_s - time.perf_counter()))
     return steps
 
 
-def time_idle_call(delivery: TextDelivery) -> float:
-    output = SimpleNamespace(total_num_scheduled_tokens=1)
+def time_schedule(scheduler: Scheduler) -> float:
+    """Returns the mean time of a call, in nanoseconds."""
     started = time.perf_counter_ns()
     for _ in range(IDLE_CALLS):
-        delivery.add_texts(output)
+        scheduler.schedule()
     return (time.perf_counter_ns() - started) / IDLE_CALLS
 
 
@@ -189,9 +211,9 @@ def time_joiner() -> float:
 
 
 def summarize(steps: list[tuple[float, float, int]]) -> dict[str, Any]:
-    work, add, tokens = np.array(steps).T
+    work, schedule, tokens = np.array(steps).T
     figures: dict[str, Any] = {"tokens_per_step": round(float(tokens.mean()), 1)}
-    for name, seconds in (("work_us", work), ("add_us", add)):
+    for name, seconds in (("work_us", work), ("schedule_us", schedule)):
         quantiles = np.quantile(seconds * 1e6, (0.5, 0.9, 0.99)).round(2).tolist()
         figures[name] = dict(zip(("median", "p90", "p99"), quantiles, strict=True))
     return figures

@@ -57,12 +57,11 @@ class Source:
     """A reader without a thread."""
 
     def __init__(self) -> None:
-        self.texts: list[FedText] = []
+        self.ready: list[FedText] = []
 
     def take_texts(self, max_tokens: int) -> list[FedText]:
-        if not self.texts:
-            return []
-        texts, self.texts = self.texts, []
+        texts = [*self.ready]
+        self.ready.clear()
         return texts
 
     def get_counters(self) -> FeedCounters:
@@ -86,7 +85,7 @@ def measure_steps(count: int, length: int, num_steps: int) -> dict[str, dict[str
 
     for _ in range(num_steps):
         tokens = rng.integers(0, VOCAB_SIZE, (count, length), dtype=np.int32)
-        source.texts = [FedText(i, 0, row) for i, row in enumerate(tokens)]
+        source.ready += [FedText(i, 0, row) for i, row in enumerate(tokens)]
         output = SimpleNamespace(total_num_scheduled_tokens=1)
         measure("schedule_us", lambda output=output: text_delivery.add_texts(output))
         step: TextStep = getattr(output, ATTRIBUTE)

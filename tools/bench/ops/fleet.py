@@ -41,7 +41,8 @@ Feed = Literal["none", "silo", "fed"]
 class Replica:
     """An engine with a store, and the publisher of its prefix cache, which keeps all blocks."""
 
-    def __init__(self, *, has_store: bool) -> None:
+    def __init__(self, *, has_store: bool, block_tokens: int, split_turns: bool) -> None:
+        self._block_tokens, self._split_turns = block_tokens, split_turns
         probability = 2 ** (-DEFAULT_LIMIT / 16)
         sizes: Any = {"sizes": "ladder", "k": K[0], "min_draft_probability": probability}
         self._make_proposer = functools.partial(NgramProposer, NgramConfig(**sizes), "index")
@@ -57,27 +58,28 @@ class Replica:
         self._joiner.set_capacity(1 << 20)
 
     def replay(self, request: TokenRequest) -> Counts:
-        return replay_drafts([request], self._make_proposer(), K[0], batch_size=1)
+        requests = request.split_turns() if self._split_turns else [request]
+        return replay_drafts(requests, self._make_proposer(), K[0], batch_size=1)
 
     def publish(self, request: TokenRequest) -> list[FedText]:
         """Publishes a conversation, including its prompts, without its last partial block, and
         returns the texts that a reader makes of it."""
-        tokens = request.tokens()
-        ends = range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS)
+        tokens, block_tokens = request.tokens(), self._block_tokens
+        ends = range(block_tokens, len(tokens) + 1, block_tokens)
         hashes = [hash_tokens(tokens[:end]) for end in ends]
         num_cached = next(
             (i for i, block in enumerate(hashes) if block not in self._cached_blocks), len(hashes)
         )
         self._cached_blocks.update(hashes)
-        blocks_per_step = STEP_TOKENS // BLOCK_TOKENS
+        blocks_per_step = STEP_TOKENS // block_tokens
         borders = [*range(num_cached, len(hashes), blocks_per_step), len(hashes)]
         for first, last in pairwise(borders):
             event = {
                 "type": "BlockStored",
                 "block_hashes": hashes[first:last],
                 "parent_block_hash": hashes[first - 1] if first else None,
-                "token_ids": tokens[first * BLOCK_TOKENS : last * BLOCK_TOKENS].tolist(),
-                "block_size": BLOCK_TOKENS,
+                "token_ids": tokens[first * block_tokens : last * block_tokens].tolist(),
+                "block_size": block_tokens,
                 "extra_keys": [None] * (last - first),
             }
             for raw in split_batch(msgspec.msgpack.encode([0.0, [event]])):
@@ -99,14 +101,26 @@ def hash_tokens(tokens: Any) -> int:
 
 
 def replay_fleet(
-    requests: Sequence[TokenRequest], num_replicas: int, feed: Feed
+    requests: Sequence[TokenRequest],
+    num_replicas: int,
+    feed: Feed,
+    block_tokens: int = BLOCK_TOKENS,
+    *,
+    split_turns: bool = False,
 ) -> tuple[Counts, Counts]:
     """Replays the conversations in turn on the replicas. Returns the counts of all conversations
     and of the second half of them.
 
     A conversation's text reaches the other replicas after one more conversation of each of them.
+
+    Args:
+        block_tokens: Size of the blocks that are published.
+        split_turns: Each turn is a request, so prompts after the first are not stored either.
     """
-    replicas = [Replica(has_store=feed != "none") for _ in range(num_replicas)]
+    replicas = [
+        Replica(has_store=feed != "none", block_tokens=block_tokens, split_turns=split_turns)
+        for _ in range(num_replicas)
+    ]
     published: deque[tuple[int, list[FedText]]] = deque()
     counts: list[Counts] = []
     for i, request in enumerate(requests):

@@ -15,6 +15,7 @@ from typing import Any
 
 from ngram_npu.draft_acceptance import AcceptanceSampler
 from ngram_npu.draft_length import MAX_BATCH_DIFFERENCE, Change, DraftLengthController
+from ngram_npu.engines.vllm.metrics import DraftLengthMetrics
 from ngram_npu.engines.vllm.options import Options, find_method, read_k_option, read_options
 from ngram_npu.engines.vllm.patching import (
     SCHEDULER,
@@ -24,7 +25,6 @@ from ngram_npu.engines.vllm.patching import (
     run_after_import,
     wrap_function,
 )
-from ngram_npu.engines.vllm.stats import DraftLengthMetrics
 
 GRAPHS_MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
 ATTRIBUTE = "ngram_npu_auto_k"

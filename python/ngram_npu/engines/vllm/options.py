@@ -3,7 +3,6 @@ vLLM's ``additional_config``, which other backends use too."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -17,7 +16,7 @@ from ngram_npu.config import INDEX_POLICY, MAX_DRAFT_TOKENS, STORE_TOKENS, Ngram
 from ngram_npu.draft_costs import Costs
 from ngram_npu.drafting import uses_index
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
-from ngram_npu.errors import InputError
+from ngram_npu.errors import InputError, suggest_similar
 from ngram_npu.step_time import VerificationCost, load_cost
 from ngram_npu.store import tokenizer_digest
 
@@ -194,7 +193,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         ValueError: An option is unknown, malformed, or contradicts another; in one line.
     """
     speculative, model_config = vllm_config.speculative_config, vllm_config.model_config
-    settings, sources = _read_settings(vllm_config)
+    settings, sources = read_settings(vllm_config)
     settings = {name: _check_value(name, value) for name, value in settings.items()}
     device_store = _uses_device_store(settings, method, vllm_config)
     lookup = "1-16" if device_store else _choose_lookup(settings, method)
@@ -326,26 +325,13 @@ def vocabulary_digest(model_config: Any) -> str | None:
 
 def read_beside_option(vllm_config: Any) -> bool:
     """Returns the option ``beside``. Raises the errors of :func:`read_options`."""
-    return bool(_read_settings(vllm_config)[0].get("beside", False))
+    return bool(read_settings(vllm_config)[0].get("beside", False))
 
 
 def read_k_option(vllm_config: Any) -> bool:
     """Returns whether the option ``k`` is ``"auto"``. Raises the errors of :func:`read_options`."""
-    settings = _read_settings(vllm_config)[0]
+    settings = read_settings(vllm_config)[0]
     return "k" in settings and _check_value("k", settings["k"]) == "auto"
-
-
-def read_scope_option(vllm_config: Any) -> str | None:
-    """Returns the option ``scope``; None without a store. Raises as :func:`read_options` does."""
-    settings = _read_settings(vllm_config)[0]
-    return str(settings.get("scope", "shared")) if settings.get("store") else None
-
-
-def read_prompt_scopes_option(vllm_config: Any) -> bool:
-    """Returns the option ``prompt_scopes``; False without a store. Raises as :func:`read_options`
-    does."""
-    settings = _read_settings(vllm_config)[0]
-    return bool(settings.get("store") and settings.get("prompt_scopes", False))
 
 
 def publishes_text(vllm_config: Any) -> bool:
@@ -358,7 +344,7 @@ def exchanges_scopes(vllm_config: Any) -> bool:
     """Returns whether other engines may read this engine's text, or this engine reads theirs. The
     scope of a request is then one that all of them compute alike. Raises as :func:`read_options`
     does."""
-    feed = _read_settings(vllm_config)[0].get("store_feed")
+    feed = read_settings(vllm_config)[0].get("store_feed")
     return publishes_text(vllm_config) or bool(feed)
 
 
@@ -368,7 +354,7 @@ def engine_index(parallel_config: Any) -> int:
     return getattr(parallel_config, "data_parallel_index", 0)
 
 
-def _read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the values of all options that are set, and the places where they are set."""
     section = _read_section(getattr(vllm_config, "additional_config", None))
     environment = {}
@@ -418,11 +404,9 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
 def _find_option_type(name: str, source: str) -> type:
     if name in OPTION_TYPES:
         return OPTION_TYPES[name]
-    hint = ""
+    hint = suggest_similar(name, OPTION_TYPES)
     if name in ("num_speculative_tokens", "k"):
         hint = "; num_speculative_tokens belongs in speculative_config"
-    elif similar := difflib.get_close_matches(name, OPTION_TYPES, n=1):
-        hint = f"; did you mean {similar[0]!r}?"
     known = ", ".join(OPTION_TYPES)
     raise ValueError(f"ngram_npu: unknown option {name!r} in {source}; known: {known}{hint}")
 

@@ -20,8 +20,16 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.engines.vllm import auto_k, request_limits, request_scopes, v1_device, v2
+from ngram_npu.engines.vllm import (
+    auto_k,
+    drafting_switch,
+    request_limits,
+    request_scopes,
+    v1_device,
+    v2,
+)
 from ngram_npu.engines.vllm.feed import delivery, insertion
+from ngram_npu.engines.vllm.metrics import serve_engine_metrics
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
     Method,
@@ -86,7 +94,8 @@ def install() -> None:
             install_v2()
             install_beside()
         run_after_import(CONFIG, _install_option_check)
-        auto_k.install()
+        drafting_switch.install()
+        auto_k.install()  # last, so that it observes the step that is executed
         delivery.install()
     except Exception as error:
         log_refusal(refused, f"{MODULE} is not found: {format_error(error)}")
@@ -110,6 +119,7 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
         return  # this configuration is derived from one that has been checked
     method = find_method(vllm_config)
     if method is not None:
+        serve_engine_metrics()
         platform = importlib.import_module("vllm.platforms").current_platform
         read_options(vllm_config, method).check_device(method, platform.device_type)
 

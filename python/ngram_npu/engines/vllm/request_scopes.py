@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ngram_npu.engines.vllm.feed.scopes import fold_scope
@@ -25,8 +26,7 @@ from ngram_npu.engines.vllm.options import (
     exchanges_scopes,
     publishes_text,
     read_beside_option,
-    read_prompt_scopes_option,
-    read_scope_option,
+    read_settings,
 )
 from ngram_npu.engines.vllm.patching import (
     RUNNER,
@@ -104,11 +104,11 @@ def make_rules(vllm_config: Any) -> Rules:
     is_replaced = method in ("ngram", "ngram_gpu", "custom_class") or (
         method is not None and in_v2 and read_beside_option(vllm_config)
     )
-    scope = None
+    settings: Mapping[str, Any] = {}
     # The options of another custom class are not checked with the configuration.
     with contextlib.suppress(*([ValueError] if method == "custom_class" else [])):
-        scope = read_scope_option(vllm_config) if is_replaced else None
-    if scope is None:
+        settings = read_settings(vllm_config)[0] if is_replaced else {}
+    if not settings.get("store"):
         return Rules(folds_scope=publishes_text(vllm_config))
     hidden_properties: tuple[str, ...] = ()
     if method == "custom_class" or (method == "ngram" and not in_v2):
@@ -117,12 +117,12 @@ def make_rules(vllm_config: Any) -> Rules:
         hidden_properties = (SALT,)
     return Rules(
         hidden_properties,
-        requires_scope=scope == "required",
+        requires_scope=settings.get("scope") == "required",
         has_store=True,
         folds_scope=exchanges_scopes(vllm_config),
         has_prompt_scopes=in_v2
         and method != "custom_class"
-        and read_prompt_scopes_option(vllm_config),
+        and bool(settings.get("prompt_scopes")),
     )
 
 

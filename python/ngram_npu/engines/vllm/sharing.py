@@ -133,6 +133,9 @@ class SharedStore:
         """Of the contents that were loaded; empty: none."""
         self.loaded = ""
         """The files that were loaded, as text."""
+        self._saved_revision: object = None
+        self._saved_at = 0.0
+        """When the last save began, of ``_saved_revision``."""
         self.settle: Callable[[], bool] = lambda: True
         """Waits until the text of all steps is stored; returns whether it is."""
         self.has_scopes = False
@@ -231,6 +234,7 @@ class SharedStore:
         """Logs a line about the store and one about its file. The file is saved while the engine
         runs (:meth:`_save_when_due`), without stopping steps, and when ``owner`` ends. Called on
         one rank."""
+        self._saved_revision, self._saved_at = self.contents.revision, time.monotonic()
         if self.path:
             if self._minutes > 0:
                 self._thread = threading.Thread(
@@ -281,20 +285,19 @@ class SharedStore:
     def _save_when_due(self) -> None:
         """Saves soon after requests end, since vLLM may kill a worker at any time: when text stops
         coming in, or after ``store_save_minutes`` of it."""
-        saved = previous = self.contents.revision
+        previous = self.contents.revision
         last, busy_s, idle_s = time.monotonic(), 60 * self._minutes, 0.0
         while not self._ended.wait(min(IDLE_S, busy_s)):
             state = self.contents.revision
             is_idle, previous = state == previous, state
             started = time.monotonic()
-            if state == saved or started - last < (idle_s if is_idle else busy_s):
+            if state == self._saved_revision or started - last < (idle_s if is_idle else busy_s):
                 continue
-            if self._save():
-                saved = state
+            is_saved = self._save()
             last = time.monotonic()
             pause_s = PAUSE_PER_SAVE * (last - started)
             busy_s = max(60 * self._minutes, pause_s)
-            idle_s = max(60 * self._minutes * IDLE_SHARE, pause_s) if saved == state else busy_s
+            idle_s = max(60 * self._minutes * IDLE_SHARE, pause_s) if is_saved else busy_s
 
     def _end(self) -> None:
         self._ended.set()
@@ -305,12 +308,20 @@ class SharedStore:
         else:
             logger.warning("ngram_npu: the store is not saved: the device did not finish its steps")
 
+    @property
+    def save_age_s(self) -> float:
+        """Time since the last save began, or the engine started; 0 if nothing has changed since."""
+        is_saved = self.contents.revision == self._saved_revision
+        return 0.0 if is_saved else time.monotonic() - self._saved_at
+
     def _save(self) -> bool:
+        revision, started = self.contents.revision, time.monotonic()
         try:
             self.contents.save(self.path)
         except Exception as error:
             logger.warning("ngram_npu: the store is not saved: %s", format_error(error))
             return False
+        self._saved_revision, self._saved_at = revision, started
         return True
 
 

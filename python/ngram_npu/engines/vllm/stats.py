@@ -12,15 +12,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 import ngram_npu._C as _C
-from ngram_npu.engines.vllm.feed.texts import FeedCounters, TextSource
-from ngram_npu.engines.vllm.options import Options, engine_index
+from ngram_npu.engines.vllm.metrics import StoreMetrics, call_repeatedly, get_metric, make_labels
+from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.request_scopes import require_scope_checks
 from ngram_npu.engines.vllm.sharing import ranks_of_stage
@@ -47,21 +46,6 @@ _MATCH_COUNTERS = (
     ("verified_tokens", "Draft tokens verified, except those of requests that ended or moved."),
     ("accepted_tokens", "Draft tokens that were accepted, of those in verified_tokens."),
 )
-_FEED_COUNTERS = {
-    "texts": "Texts that other engines published.",
-    "tokens": "Tokens that other engines published.",
-    "gaps": "Lost batches of events.",
-    "orphans": "Blocks skipped because the beginning of their text is unknown.",
-    "dropped": "Tokens dropped because more arrived than the engine takes.",
-    "rejected": "Messages and blocks skipped because they are malformed or ambiguous.",
-}
-_FEED_GAUGES = {
-    "publishers": "Publishers that are connected.",
-    "age_seconds": "Age of the oldest text that waits for a step.",
-}
-FEED_INTERVAL_S = 2.0
-# A counter can be registered only once per process, but a process may start several engines.
-_registered_metrics: dict[str, Any] = {}
 
 
 def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
@@ -116,6 +100,9 @@ def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, eng
         )
     if drafter.shared_store is not None:
         drafter.shared_store.start_saving(drafter)
+        closed = threading.Event()
+        Finalize(drafter, closed.set)
+        call_repeatedly(StoreMetrics(vllm_config, drafter.shared_store).update, closed)
     return True
 
 
@@ -161,7 +148,7 @@ class Stats:
     def __init__(self, owner: object, vllm_config: Any, options: Options) -> None:
         interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
         self._interval = interval if interval > 0 else 10.0  # as in vLLM
-        self._labels = _make_labels(vllm_config)
+        self._labels = make_labels(vllm_config)
         self._counters = {k: self._get_counter(name, text) for k, (name, text) in _COUNTERS.items()}
         self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self._has_neural = options.beside
@@ -241,7 +228,7 @@ class Stats:
                 self._get_counter(name, text, **labels).inc(int(table[match_len, position]))
 
     def _get_counter(self, name: str, text: str, **extra_labels: str) -> Any:
-        return _get_metric("Counter", name, text, {**self._labels, **extra_labels})
+        return get_metric("Counter", name, text, {**self._labels, **extra_labels})
 
 
 class DeviceStats(Stats):
@@ -273,71 +260,6 @@ class DeviceStats(Stats):
         while self._copies and self._copies[0][0].query():
             _, table, seconds, rows = self._copies.popleft()
             self.observe(seconds, rows, table.numpy(), None)  # the index is in host memory
-
-
-class DraftLengthMetrics:
-    """Prometheus metrics of the draft lengths that ``k="auto"`` chooses."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        self._labels = _make_labels(vllm_config)
-
-    def observe_change(self, batches: str, length: int, goodput: float) -> None:
-        """Sets the draft length of a range of batch sizes and its goodput, and counts a change."""
-        labels = {**self._labels, "batch": batches}
-        _get_metric("Gauge", "draft_length", "Chosen draft length.", labels).set(length)
-        text = "Tokens per second over those without drafts."
-        _get_metric("Gauge", "goodput", text, labels).set(goodput)
-        _get_metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
-
-
-class FeedMetrics:
-    """Prometheus metrics of the text that an engine reads from others (``store_feed``)."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        self._labels = _make_labels(vllm_config)
-        self._totals = dict.fromkeys(_FEED_COUNTERS, 0)
-
-    def start(self, source: TextSource, closed: threading.Event) -> None:
-        """Updates the metrics in a thread, also between steps, until ``closed`` is set."""
-
-        def update_repeatedly() -> None:
-            while not closed.wait(FEED_INTERVAL_S):
-                self.update(source.get_counters())
-
-        threading.Thread(target=update_repeatedly, name="ngram_npu feed", daemon=True).start()
-
-    def update(self, counters: FeedCounters) -> None:
-        """Sets the metrics to the counters of a reader."""
-        for name, text in _FEED_COUNTERS.items():
-            total = getattr(counters, name)
-            _get_metric("Counter", f"feed_{name}", text, self._labels).inc(
-                total - self._totals[name]
-            )
-            self._totals[name] = total
-        for name, text in _FEED_GAUGES.items():
-            _get_metric("Gauge", f"feed_{name}", text, self._labels).set(getattr(counters, name))
-
-
-def _make_labels(vllm_config: Any) -> dict[str, str]:
-    return {
-        "model_name": str(getattr(vllm_config.model_config, "served_model_name", "")),
-        "engine": str(engine_index(vllm_config.parallel_config)),
-    }
-
-
-def _get_metric(kind: str, name: str, text: str, labels: dict[str, str]) -> Any:
-    """Returns a metric of prometheus_client's default registry, which vLLM's ``/metrics`` serves.
-    Without prometheus_client, which vLLM requires, the methods of the metric do nothing."""
-    try:
-        import prometheus_client
-    except ImportError:
-        return SimpleNamespace(inc=lambda increment=1: None, set=lambda value: None)
-    name = f"ngram_npu_{name}"
-    if name not in _registered_metrics:
-        options = {"multiprocess_mode": "mostrecent"} if kind == "Gauge" else {}
-        metric_class = getattr(prometheus_client, kind)
-        _registered_metrics[name] = metric_class(name, text, tuple(labels), **options)
-    return _registered_metrics[name].labels(**labels)
 
 
 def _format_shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:

@@ -169,6 +169,13 @@ class Server:
             text: bytes = response.read()
         return text.decode()
 
+    def call_workers(self, method: str, *args: Any) -> Any:
+        """Calls a method through vLLM's route `/collective_rpc` and returns its results."""
+        body = json.dumps({"method": method, "args": args}).encode()
+        request = urllib.request.Request(f"{self._url}/collective_rpc", body)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)["results"]
+
     def complete(
         self, prompt: Any, max_tokens: int | None, extra_args: Any = None, **body: Any
     ) -> Any:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from conftest import Runs
 
 # Slow, so only in `make prove`: draft-async and eagle-sync together cover the same code.
-DRAFT_SYNC, EAGLE_ASYNC = (
-    pytest.param(method, marks=pytest.mark.prove) for method in ("draft-sync", "eagle-async")
+# draft-store and eagle-sync cover that of eagle-store.
+DRAFT_SYNC, EAGLE_ASYNC, EAGLE_STORE = (
+    pytest.param(method, marks=pytest.mark.prove)
+    for method in ("draft-sync", "eagle-async", "eagle-store")
 )
 COMPARED_METHODS = ["draft-async", DRAFT_SYNC, EAGLE_ASYNC, "eagle-sync"]
-STORE_METHODS = ["draft-store", "eagle-store"]
+STORE_METHODS = ["draft-store", EAGLE_STORE]
 
 
 @pytest.mark.parametrize("method", [*COMPARED_METHODS, *STORE_METHODS, "adaptive"])

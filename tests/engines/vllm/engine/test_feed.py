@@ -1,4 +1,8 @@
-"""Tests servers that read each other's text (``store_feed``), with vLLM's own publisher."""
+"""Tests servers that read each other's text (``store_feed``), with vLLM's own publisher.
+
+The servers run on V1 and the ranks on V2. In both runners, the same code of the scheduler's process
+reads the text; ``test_vllm_feed_delivery.py`` inserts it into the stores of both.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,10 @@ from processes import METHODS, RANK_ENVIRONMENT, EngineProcess, Server, make_req
 if TYPE_CHECKING:
     from conftest import Runs
 
+ONLY_V1, ONLY_V2 = (
+    pytest.mark.skipif(runner != RUNNER, reason=f"{runner} tests it, see the file's docstring")
+    for runner in ("v1", "v2")
+)
 METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]].with_options(store="live")
 SCOPE = "ngram_npu_scope"
 TIMEOUT_S = 120
@@ -114,6 +122,7 @@ def make_prompts(model: Path, count: int) -> list[list[int]]:
     return [ids[577 * i : 577 * i + 40] for i in range(count)]
 
 
+@ONLY_V1
 def test_server_drafts_text_of_another_server(model: Path, tmp_path: Path) -> None:
     prompts, ports, own_ports = make_prompts(model, 12), Ports(), Ports()
     first, second, third = prompts[:4], prompts[4:8], prompts[8:]
@@ -181,6 +190,7 @@ def has_handled_faults(server: Server, faulty: Sequence[Publisher]) -> bool:
     return all(counters + states) and is_connected and not metrics["ngram_npu_feed_age_seconds"]
 
 
+@ONLY_V1
 def test_server_with_faulty_publishers_serves_equal_text(
     model: Path, runs: Runs, tmp_path: Path, publishers: list[Publisher]
 ) -> None:
@@ -228,11 +238,12 @@ def ports(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
         yield ports
 
 
+@ONLY_V2
 @pytest.mark.parametrize("worker", ["FeedReadingWorker", "ReportingWorker"])
 def test_rank_that_reads_the_feed_itself_ends_its_worker(
     model: Path, runs: Runs, tmp_path: Path, ports: Ports, worker: str
 ) -> None:
-    request_indices = {"v1": 8 * [0, 7, 8], "v2": 2 * [0, 5, 6]}[RUNNER]
+    request_indices = 2 * [0, 5, 6]
     process = EngineProcess(
         model,
         tmp_path / "log",

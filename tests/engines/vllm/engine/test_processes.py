@@ -87,6 +87,7 @@ def test_two_ranks_draft_equally_and_one_rank_counts_and_saves(
     assert_store_has_tokens(file)
 
 
+@pytest.mark.skipif(RUNNER == "v1", reason="V2 tests it: the same code saves the stores")
 def test_killed_rank_ends_engine_and_leaves_valid_store_file(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "store"
     overrides = {"tensor_parallel_size": 2, "worker_cls": "workers.KilledWorker"}

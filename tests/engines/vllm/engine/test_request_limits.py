@@ -63,10 +63,17 @@ def _record_drafts(engine: Engine) -> dict[str, int]:
     return max_drafts
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_limits_reduce_drafts_without_change_of_text(model: Path, name: str) -> None:
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    """Texts without speculation."""
     with start_engine(model, Method(), **NO_PREFIX_HITS) as engine:
-        expected = _generate(engine, model, [None] * len(LIMITS))
+        return _generate(engine, model, [None] * len(LIMITS))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_limits_reduce_drafts_without_change_of_text(
+    model: Path, expected: list[list[int]], name: str
+) -> None:
     with start_engine(model, METHODS[name], **NO_PREFIX_HITS) as engine:
         max_drafts = _record_drafts(engine)
         assert _generate(engine, model, LIMITS) == expected

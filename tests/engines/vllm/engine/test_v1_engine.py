@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 SYNCHRONOUS_METHODS = ["custom_class", "plugin"]
 SYNCHRONOUS_AND_STOCK = ["ngram", *SYNCHRONOUS_METHODS]
-ASYNCHRONOUS_METHODS = ["padded", "padded_scan", "trimmed"]
-LADDER_METHODS = ["ladder", "ladder_padded"]
+ASYNCHRONOUS_METHODS = ["padded", "trimmed"]
 STORE_METHODS = ["store", "store_padded"]
-ALL_METHODS = [*SYNCHRONOUS_AND_STOCK, *ASYNCHRONOUS_METHODS, *LADDER_METHODS, *STORE_METHODS]
+ALL_METHODS = [*SYNCHRONOUS_AND_STOCK, *ASYNCHRONOUS_METHODS, "ladder", *STORE_METHODS]
 
 
 @pytest.mark.parametrize("method", ALL_METHODS)
@@ -102,9 +101,9 @@ def test_logprobs_equal_those_without_speculation_within_rounding(runs: Runs, me
 def test_ladder_drafts_have_all_lengths(runs: Runs) -> None:
     lengths = [len(draft) for draft in runs("ladder", "greedy").drafts]
     assert min(lengths.count(length) for length in range(K + 1)) >= 20
-    for method in LADDER_METHODS:
+    for method in ("ladder", *STORE_METHODS):
         assert runs(method, "greedy").mismatches, "expected other drafts than the stock class's"
-    assert runs("ladder_padded", "greedy").draft_count_waits == 0
+    assert runs("store_padded", "greedy").draft_count_waits == 0
 
 
 @pytest.mark.parametrize("method", STORE_METHODS)
@@ -126,15 +125,6 @@ def test_padded_step_does_not_wait_for_its_number_of_drafts(runs: Runs) -> None:
     assert stock.draft_count_waits >= stock.steps
     assert runs("trimmed", "greedy").draft_count_waits == stock.draft_count_waits
     assert not any(runs("padded", name).draft_count_waits for name in ("greedy", "sampled"))
-
-
-@pytest.mark.parametrize("method", ["keep_drafting", "trimmed_keep_drafting"])
-def test_keep_drafting_drafts_in_every_step(runs: Runs, method: str) -> None:
-    """Models with recurrent layers need this option; this model has none."""
-    run = runs(method, "greedy")
-    assert run.find_different(runs("none", "greedy")) == []
-    assert all(run.drafts)
-    assert run.mismatches, "expected drafts where the stock class has none"
 
 
 def test_random_drafts_do_not_change_text(model: Path, runs: Runs) -> None:

@@ -1,16 +1,18 @@
 """Tests `vllm serve` with the plugin, called by OpenAI's client: text, streams, aborts, metrics,
-and error 400 for requests whose scope in a store is misspelled or missing."""
+a switch of drafting, and error 400 for requests whose scope in a store is misspelled or missing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.error import HTTPError
 
 import pytest
 from engines import MAX_MODEL_LEN, Request
+from monitoring import find_metric_names
 from openai import BadRequestError
 from processes import METHODS, Server, find_start_lines
 from v1_runs import make_requests
@@ -27,10 +29,9 @@ class Completion(NamedTuple):
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    metrics = str(tmp_path_factory.mktemp("metrics"))
     options = METHODS["plugin"].make_arguments(model)
     folder = tmp_path_factory.mktemp("server")
-    server = Server(model, folder, options, PROMETHEUS_MULTIPROC_DIR=metrics)
+    server = Server(model, folder, options, VLLM_SERVER_DEV_MODE="1")
     try:
         server.wait_until_ready()
         yield server
@@ -135,18 +136,45 @@ def test_aborted_streams_end_without_change_of_other_streams(
     assert num_received <= num_aborted_tokens < 0.8 * limit
 
 
-def test_metrics_count_drafts(server: Server) -> None:
-    metrics = server.read_metrics()
+def _wait_for_metrics(server: Server, condition: Callable[[dict[str, float]], bool]) -> Any:
+    """Returns the metrics once they satisfy the condition. The engine writes them periodically."""
+    deadline = time.monotonic() + 30
+    while not condition(metrics := server.read_metrics()):
+        assert time.monotonic() < deadline, metrics
+        time.sleep(0.2)
+    return metrics
+
+
+def test_metrics_count_drafts_without_folder_for_several_processes(server: Server) -> None:
+    metrics = _wait_for_metrics(server, lambda m: m.get("ngram_npu_draft_tokens_total", 0) > 300)
     num_draft_tokens = metrics["vllm:spec_decode_num_draft_tokens_total"]
     assert num_draft_tokens > metrics["vllm:spec_decode_num_accepted_tokens_total"] >= 300
     assert metrics["vllm:spec_decode_num_drafts_total"] > 0
-    assert metrics["ngram_npu_draft_tokens_total"] > 300
     assert metrics["ngram_npu_rows_total"] > metrics["ngram_npu_drafts_total"] > 0
     assert metrics["ngram_npu_proposals_total"] > 0
+    for file in ("grafana-dashboard.json", "alerts.yaml"):
+        assert metrics.keys() >= find_metric_names(file, "vllm:") != set()
     (line,) = find_start_lines(server.log.read_text())
     assert "(method ngram): prompt_lookup_min=2 prompt_lookup_max=4" in line
     assert "engine=scan" in line
     assert "EngineCore" in line  # the engine's own process loaded the plugin
+
+
+def test_drafting_is_switched_off_and_on_over_http(
+    server: Server, requests: dict[int, Request], expected: dict[int, Completion]
+) -> None:
+    def count_drafts() -> float:
+        return server.read_metrics()["vllm:spec_decode_num_draft_tokens_total"]
+
+    for enabled in (False, True):
+        assert server.call_workers("ngram_npu_set_drafting", enabled) == [{"drafting": enabled}]
+        before = count_drafts()
+        assert _complete(server, requests[0]) == expected[0]
+        assert (count_drafts() > before) == enabled
+        _wait_for_metrics(server, lambda m, value=enabled: m["ngram_npu_drafting"] == value)
+    with pytest.raises(HTTPError):
+        server.call_workers("ngram_npu_set_drafting", "off")
+    assert _complete(server, requests[0]) == expected[0]
 
 
 def test_misspelled_or_missing_scope_gets_error_400(model: Path, tmp_path: Path) -> None:

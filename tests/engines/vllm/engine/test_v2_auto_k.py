@@ -94,10 +94,17 @@ def _generate_with_aborts(engine: Engine, model: Path) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None:
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    """Texts without speculation."""
     with start_engine(model, Method()) as engine:
-        expected = _generate(engine, model)
+        return _generate(engine, model)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_text_is_equal_when_draft_lengths_change(
+    model: Path, expected: list[list[int]], name: str
+) -> None:
     with start_engine(model, METHODS[name]) as engine:
         scheduler = find_scheduler(engine)
         observer = getattr(scheduler, auto_k.ATTRIBUTE)

@@ -16,7 +16,9 @@ from test_v2_store import STORE_EXTENSION, call_store
 if TYPE_CHECKING:
     from conftest import Runs
 
-METHODS = ["device-store", "device-store-sync", "draft-device-store"]
+# Slow, so only in `make prove`: the other two methods and sync-scan together cover the same code.
+SYNC = pytest.param("device-store-sync", marks=pytest.mark.prove)
+METHODS = ["device-store", SYNC, "draft-device-store"]
 
 
 def _contains(tokens: list[int], piece: list[int]) -> bool:

@@ -23,7 +23,7 @@ SYNC_INDEX = pytest.param("sync-index", marks=pytest.mark.prove)
 COMPARED_METHODS = ["async-scan", "async-index", "sync-scan", SYNC_INDEX, "late-index"]
 LADDER_METHODS = ["ladder", "ladder-adaptive"]
 STORE_METHODS = ["store", "store-finish", "late-store"]
-ALL_METHODS = ["stock", *COMPARED_METHODS, "other-options", *LADDER_METHODS, *STORE_METHODS]
+ALL_METHODS = ["stock", *COMPARED_METHODS, *LADDER_METHODS, *STORE_METHODS]
 
 
 @pytest.mark.parametrize("method", ALL_METHODS)
@@ -59,11 +59,6 @@ def test_accepted_tokens_are_counted_without_padding(runs: Runs, method: str) ->
     num_verified, num_accepted = run.draft_counts.sum(1)
     assert num_verified > num_accepted
     assert run.num_accepted >= num_accepted > run.num_accepted / 2
-
-
-def test_other_lookup_options_change_drafts_but_not_runner_state(runs: Runs) -> None:
-    assert runs("other-options").mismatches
-    assert runs("other-options").state_changes == 0
 
 
 @pytest.mark.parametrize("method", LADDER_METHODS)

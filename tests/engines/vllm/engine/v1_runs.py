@@ -30,9 +30,8 @@ INDEX = {**LOOKUP, "engine": "index"}
 STORE_FINISH = {**LADDER, "engine": "auto", "drafts": "padded", "store": "finish", "metrics": True}
 
 
-def make_async_method(drafts: str, engine: str, **options: Any) -> Method:
-    options = {"drafts": drafts, "engine": engine, **options}
-    return Method("ngram_gpu", options, asynchronous=True)
+def make_async_method(drafts: str, engine: str) -> Method:
+    return Method("ngram_gpu", {"drafts": drafts, "engine": engine}, asynchronous=True)
 
 
 # Together, custom_class with the index and plugin with the scan cover both engines.
@@ -43,12 +42,8 @@ METHODS = {
     "plugin": Method("ngram", {"engine": "scan"}),
     "async_stock": Method("ngram_gpu", asynchronous=True),
     "padded": make_async_method("padded", "index"),
-    "padded_scan": make_async_method("padded", "scan"),
     "trimmed": make_async_method("trimmed", "scan"),
-    "keep_drafting": Method("custom_class", {**INDEX, "keep_drafting": True}),
-    "trimmed_keep_drafting": make_async_method("trimmed", "scan", keep_drafting=True),
     "ladder": Method("custom_class", LADDER),
-    "ladder_padded": make_async_method("padded", "auto", **LADDER),
     "store": Method("custom_class", {**LADDER, "store": "live"}),
     "store_padded": Method("ngram_gpu", STORE_FINISH, asynchronous=True),
 }

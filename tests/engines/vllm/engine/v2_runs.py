@@ -66,7 +66,6 @@ METHODS = {
     "async-index": make_ngram_method("index", metrics=True),
     "sync-scan": Method("ngram", {"engine": "scan", "metrics": True}),
     "sync-index": Method("ngram", {"engine": "index"}),
-    "other-options": make_ngram_method("index", match_policy="earliest", overlap=True),
     "ladder": Method("ngram_gpu", METRICS_LADDER, asynchronous=True),
     "ladder-adaptive": Method("ngram_gpu", METRICS_LADDER, True, ADAPTIVE),
     "store": Method("ngram_gpu", {**STORE, "metrics": True}, asynchronous=True),

@@ -14,7 +14,7 @@ from ngram_npu.draft_acceptance import PRIOR_GAIN, Acceptance
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm.options import Options
-from ngram_npu.engines.vllm.patching import SCHEDULER, wrap_function
+from ngram_npu.engines.vllm.patching import SCHEDULER
 
 K = 5
 TABLE = [0, *[K] * 13, 3, 1, 0]
@@ -312,16 +312,11 @@ def make_wrapped_scheduler(
     return module.Scheduler(make_scheduler(**parallel).vllm_config)
 
 
-def test_wrapped_scheduler_begins_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_scheduler_begins_without_drafts_and_accepts_keyword_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch)
     assert scheduler.dynamic_sd_lookup[1:] == [0] * 16
-    output = scheduler.schedule(throttle_prefills=True)
-    results = SimpleNamespace(sampled_token_ids=[[1]])
-    assert scheduler.update_from_output(output, results) == "outputs"
-
-
-def test_wrapped_scheduler_accepts_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = make_wrapped_scheduler(monkeypatch)
     observer = getattr(scheduler, auto_k.ATTRIBUTE)
     controller = observer.controller = RecordingController()
     output = scheduler.schedule(throttle_prefills=True)
@@ -345,22 +340,6 @@ def test_scheduler_with_unknown_parameters_is_called_and_auto_is_off(
     for _ in range(2):
         assert scheduler.update_from_output(7, outcome=8, stale=True) == (7, 8, True)
     assert caplog.text.count("k='auto' is off") == 1
-
-
-def test_scheduler_with_another_wrapper_runs_both_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler = make_wrapped_scheduler(monkeypatch)
-    calls: list[str] = []
-
-    def record_call(stock: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append("other")
-        return stock(*args, **kwargs)
-
-    for _ in range(2):
-        wrap_function(type(scheduler), "schedule", record_call)
-    controller = getattr(scheduler, auto_k.ATTRIBUTE).controller = RecordingController()
-    scheduler.schedule()
-    assert calls == ["other"]
-    assert controller.schedules == [(1, 0)]
 
 
 def make_scheduler_with_table(monkeypatch: pytest.MonkeyPatch, table: list[int] | None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +24,7 @@ from fake_engine import (
     run_random_steps,
 )
 from ngram_npu import NgramStore, _library
-from ngram_npu.engines.vllm import sharing, v2
-from ngram_npu.engines.vllm.extension import StoreExtension
+from ngram_npu.engines.vllm import v2
 from ngram_npu.engines.vllm.options import Options, read_options
 from ngram_npu.engines.vllm.sharing import DEVICE_STORE_TOKENS
 from ngram_npu.ops import gather_sampled_tokens_
@@ -261,35 +259,6 @@ def test_step_launches_five_kernels_and_neither_waits_nor_copies() -> None:
     ]
 
 
-def make_worker(engine: V2) -> Any:
-    worker: Any = StoreExtension()
-    worker.model_runner = SimpleNamespace(speculator=engine.speculator)
-    return worker
-
-
-def test_worker_warms_merges_and_clears_the_store(tmp_path: Path) -> None:
-    worker = make_worker(V2(**ON_DEVICE))
-    file_store = NgramStore(1, 4096)
-    file_store.warm([range(30)], scope="b")
-    file_store.save(tmp_path / "store")
-    owners: list[tuple[Any, ...]] = [("a",), ("a", (1, "adapter")), (None, None, "salt"), ()]
-    for length, owner in enumerate(owners, 4):
-        worker.ngram_npu_store_warm([WORDS[:length]], *owner)
-    worker.ngram_npu_store_merge(str(tmp_path / "store"))
-    held = 30 + 4 + 5 + 6 + 7
-    assert worker.ngram_npu_store_statistics()["tokens_held"] == held
-    for length, owner in enumerate(owners, 4):
-        worker.ngram_npu_store_clear(*owner)
-        held -= length
-        assert worker.ngram_npu_store_statistics()["tokens_held"] == held
-    worker.ngram_npu_store_clear(all_scopes=True)
-    assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
-    for num_kept in (4, 4, 0):
-        worker.ngram_npu_store_warm([WORDS[:4]])
-        worker.ngram_npu_store_mark_update(2 if num_kept else 1)
-        assert worker.ngram_npu_store_statistics()["tokens_held"] == num_kept
-
-
 def test_files_are_loaded_merged_and_saved(tmp_path: Path) -> None:
     seed, file = tmp_path / "seed", tmp_path / "file"
     seeded = NgramStore(1, 4096)
@@ -305,20 +274,6 @@ def test_files_are_loaded_merged_and_saved(tmp_path: Path) -> None:
     assert [text.tolist() for _, text in saved.texts()] == [WORDS, WORDS[:3]]
     # The file contains the seed, which is not added a second time.
     assert V2(**options).store.statistics.tokens_held == len(WORDS) + 3
-
-
-def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "IDLE_S", 0.01)
-    file = tmp_path / "file"
-    engine = V2(**ON_DEVICE, store_file=str(file), store_save_minutes=0.001)
-    engine.begin(Request("a", [1]))
-    for begin in range(0, len(WORDS), K):
-        engine.step({"a": WORDS[begin : begin + K]})
-    expected, deadline = len(WORDS) - K, time.monotonic() + 30
-    while not (file.exists() and NgramStore.load(file).statistics.tokens_held == expected):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    engine.drafter.shared_store._end()
 
 
 def test_capacity_defaults_to_a_million_tokens() -> None:

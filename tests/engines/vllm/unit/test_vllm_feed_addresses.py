@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +15,24 @@ from ngram_npu.engines.vllm.feed.addresses import (
     AddressBook,
     Publisher,
     StateLog,
+    find_own_hosts,
     is_own,
     parse_publishers,
     resolve,
 )
+
+FIB_TRIE = """Local:
+  +-- 0.0.0.0/0 3 0 5
+     +-- 10.0.0.0/24 2 0 2
+        |-- 10.0.0.0
+           /24 link UNICAST
+        |-- 10.0.0.5
+           /32 host LOCAL
+        |-- 10.0.0.255
+           /32 link BROADCAST
+     |-- 127.0.0.1
+        /32 host LOCAL
+"""
 
 
 @pytest.mark.parametrize(
@@ -98,14 +112,28 @@ def test_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> N
         (Publisher("127.0.0.1", 5557), "ipc:///tmp/events", False),
         (Publisher("127.0.0.1", 5557), "", False),
         (Publisher("127.0.0.1", 5557), None, False),
-        (Publisher("203.0.113.9", 5557), "tcp://*:5557", False),
-        (Publisher("2001:db8::9", 5557), "tcp://*:5557", False),
+        (Publisher("127.0.0.2", 5557), "tcp://*:5557", True),
+        (Publisher("10.0.0.5", 5557), "tcp://*:5557", True),
+        (Publisher("fd00::5", 5557), "tcp://*:5557", True),
+        (Publisher("10.0.0.6", 5557), "tcp://*:5557", False),
+        (Publisher("fd00::6", 5557), "tcp://*:5557", False),
     ],
 )
 def test_own_publisher_has_own_port_and_local_address(
     publisher: Publisher, own_endpoint: str | None, result: bool
 ) -> None:
-    assert is_own(publisher, own_endpoint) is result
+    assert is_own(publisher, own_endpoint, {"10.0.0.5", "fd00::5"}) is result
+
+
+def test_own_hosts_are_addresses_of_interfaces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(addresses, "_NETWORK_TABLES", tmp_path)
+    assert find_own_hosts() == set()
+    (tmp_path / "fib_trie").write_text(FIB_TRIE)
+    line = "fd000000000000000000000000000005 02 40 00 80     eth0\n"
+    (tmp_path / "if_inet6").write_text(line)
+    assert find_own_hosts() == {"10.0.0.5", "127.0.0.1", "fd00::5"}
 
 
 class Names:
@@ -178,25 +206,21 @@ def test_own_publisher_is_left_out(
     assert sum("own publisher" in text for text in caplog.messages) == 1
 
 
-def test_number_of_addresses_is_limited(
+def test_name_with_many_addresses_displaces_no_other_publisher(
     fake_names: Callable[..., Names], caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake_names(vllm=[f"10.0.{i}.{j}" for i in range(4) for j in range(100)])
-    book = AddressBook([Publisher("vllm", 5557)], None, StateLog())
+    hosts = [f"10.0.{i}.{j}" for i in range(4) for j in range(250)]
+    fake_names(many=hosts, few=["10.1.0.1", "10.1.0.2"], last=["10.2.0.1"])
+    book = AddressBook(
+        [Publisher(name, 5557) for name in ("many", "few", "last")], None, StateLog()
+    )
     wait_until(lambda: len(book.addresses) > 0)
     book.close()
-    assert len(book.addresses) == MAX_PUBLISHERS
+    assert [address.host for address in book.addresses] == [
+        *("10.0.0.0", "10.1.0.1", "10.2.0.1", "10.0.0.1", "10.1.0.2"),
+        *hosts[2 : MAX_PUBLISHERS - 3],
+    ]
     assert any("more than 64 addresses" in text for text in caplog.messages)
-
-
-def test_own_port_on_unsupported_address_family_is_another_publisher(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EAFNOSUPPORT, "no IPv6")
-
-    monkeypatch.setattr(addresses.socket, "socket", refuse)
-    assert not is_own(Publisher("fd00::1", 5557), "tcp://*:5557")
 
 
 def test_state_is_logged_once_and_lines_are_limited(

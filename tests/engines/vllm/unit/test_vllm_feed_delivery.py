@@ -20,12 +20,11 @@ from ngram_npu.engines.vllm.feed.addresses import Publisher
 from ngram_npu.engines.vllm.feed.delivery import (
     ATTRIBUTE,
     CONTEXT_TOKENS,
-    PIECES_PER_STEP,
     TOKENS_PER_STEP,
     TextDelivery,
     TextRows,
 )
-from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
+from ngram_npu.engines.vllm.feed.texts import MAX_TEXTS, FedText, FeedCounters
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.patching import RUNNER, SCHEDULER
 from ngram_npu.engines.vllm.sharing import count_text_rows
@@ -49,7 +48,7 @@ class Source:
     """A reader that returns texts of a test."""
 
     def __init__(self, *texts: FedText) -> None:
-        self.texts = list(texts)
+        self.ready = list(texts)
         self.is_closed = False
         self.error: Exception | None = None
 
@@ -57,8 +56,8 @@ class Source:
         if self.error is not None:
             raise self.error
         taken: list[FedText] = []
-        while self.texts and len(self.texts[0].tokens) <= max_tokens:
-            taken.append(self.texts.pop(0))
+        while self.ready and len(self.ready[0].tokens) <= max_tokens and len(taken) < MAX_TEXTS:
+            taken.append(self.ready.pop(0))
             max_tokens -= len(taken[-1].tokens)
         return taken
 
@@ -107,7 +106,7 @@ class Feed:
 
     def send(self, *texts: FedText) -> None:
         """Runs steps without requests until all texts are sent."""
-        self.source.texts += texts
+        self.source.ready += texts
         while hasattr(output := self.scheduler.schedule(), ATTRIBUTE):
             for engine in self.engines:
                 run_step(engine, pickle.loads(pickle.dumps(output)))
@@ -120,8 +119,7 @@ def count_rows(engine: Engine) -> int:
 
 def run_step(engine: Engine, output: Any) -> None:
     if not isinstance(engine, V2):
-        runner = SimpleNamespace(drafter=engine.drafter)
-        insertion.execute_model(lambda runner, scheduler_output: None, runner, output)
+        insertion.insert_texts(engine.drafter, output)
         return
     engine.add_requests(output)
     if engine.drafter._host is not None:
@@ -158,14 +156,6 @@ def test_request_drafts_fed_text_of_its_scope_only(name: str) -> None:
     assert engine.step({"a": [61, 62, 63]})["a"][:1] != [64]
 
 
-@pytest.mark.parametrize("name", ["V1 async", "V2", "V2 device"])
-def test_request_drafts_fed_text_of_the_scope_in_its_salt(name: str) -> None:
-    engine = start_engine(name)
-    Feed(engine).send(make_text(TEXT, scope=7))
-    engine.begin(Request("a", [1], scope=7, salt="ngram_npu_scope:[7, null]"))
-    assert engine.step({"a": TEXT[:3]})["a"] == TEXT[3:7]
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_continued_text_is_one_text_in_the_store(name: str) -> None:
     engine = start_engine(name)
@@ -189,16 +179,6 @@ def test_all_runners_store_the_same_text() -> None:
     assert len(contents[0]) > 20
     for other in contents[1:]:
         assert set(other) == set(contents[0])
-
-
-def test_stores_of_ranks_are_equal() -> None:
-    engines = [start_engine(name) for name in ("V2", "V2", "V2 device", "V2 device")]
-    Feed(*engines).send(*make_random_texts(2, 150))
-    hosts = [np.asarray(engine.store.tensor) for engine in engines[:2]]
-    assert np.array_equal(*hosts)
-    for name in ("slots", "text", "blocks", "table", "allocator"):
-        first, second = (getattr(engine.store, name) for engine in engines[2:])
-        assert first.equal(second)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 12])
@@ -235,24 +215,20 @@ def test_new_text_replaces_the_one_continued_least_recently() -> None:
     assert rows.split(make_text([2], chain=2))[0][:2] == (second, True)
 
 
-def test_step_has_a_limited_number_of_tokens_and_pieces() -> None:
+def test_step_has_a_limited_number_of_tokens() -> None:
     feed = Feed(num_rows=4)
-    short = [make_text([1], chain=chain) for chain in range(300)]
-    long = [make_text([2] * 600, chain=1000 + i) for i in range(5)]
-    feed.source.texts = [*short, *long]
+    feed.source.ready[:] = [make_text([2] * 600, chain=i) for i in range(5)]
     tokens = []
     while (step := getattr(feed.scheduler.schedule(), ATTRIBUTE, None)) is not None:
-        assert len(step.rows) <= PIECES_PER_STEP
         assert len(step.tokens) == step.counts.sum() <= TOKENS_PER_STEP
         tokens.append(len(step.tokens))
-    assert sum(tokens) == 300 + 5 * 600
-    assert tokens[:2] == [PIECES_PER_STEP, PIECES_PER_STEP]
+    assert tokens == [600] * 5
 
 
 def test_step_without_tokens_takes_no_text() -> None:
     """It drafts nothing, so text of many such steps would reach the store at once."""
     feed = Feed(num_rows=1)
-    feed.source.texts = [make_text(TEXT)]
+    feed.source.ready[:] = [make_text(TEXT)]
     feed.scheduler.num_tokens = 0
     assert not hasattr(feed.scheduler.schedule(), ATTRIBUTE)
     feed.scheduler.num_tokens = 1
@@ -261,7 +237,7 @@ def test_step_without_tokens_takes_no_text() -> None:
 
 def test_subclass_of_scheduler_keeps_its_functions() -> None:
     feed = Feed(num_rows=1)
-    feed.source.texts = [make_text(TEXT)]
+    feed.source.ready[:] = [make_text(TEXT)]
     output = feed.scheduler.schedule(True)
     assert output.throttle_prefills
     assert getattr(output, ATTRIBUTE).tokens.tolist() == TEXT
@@ -269,12 +245,13 @@ def test_subclass_of_scheduler_keeps_its_functions() -> None:
     feed.scheduler.shutdown()
     assert feed.scheduler.calls == ["schedule", "schedule", "shutdown"]
     assert feed.source.is_closed
-    feed.source.texts = [make_text(TEXT)]
+    feed.source.ready[:] = [make_text(TEXT)]
     assert not hasattr(feed.scheduler.schedule(), ATTRIBUTE)
 
 
 def test_error_of_the_reader_ends_the_feed_but_no_step(caplog: pytest.LogCaptureFixture) -> None:
     feed = Feed(num_rows=1)
+    feed.source.ready[:] = [make_text(TEXT)]
     feed.source.error = OSError("no more files")
     for _ in range(3):
         assert not hasattr(feed.scheduler.schedule(), ATTRIBUTE)
@@ -368,10 +345,23 @@ def test_text_without_a_store_on_the_rank_is_ignored() -> None:
     engine.add_requests(output)
 
 
-def test_v1_runner_that_inserts_no_text_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v1_runner_inserts_text_even_if_subclass_overrides_execute_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class GPUModelRunner:
+        def __init__(self, drafter: Any = None) -> None:
+            self.drafter = drafter
+
         def execute_model(self, scheduler_output: Any) -> str:
             return "result"
+
+    class OtherRunner(GPUModelRunner):
+        def execute_model(self, scheduler_output: Any) -> str:
+            return "other result"
+
+    class ExtendedRunner(GPUModelRunner):
+        def execute_model(self, scheduler_output: Any) -> str:
+            return "extended " + super().execute_model(scheduler_output)
 
     module: Any = ModuleType(RUNNER)
     module.GPUModelRunner = GPUModelRunner
@@ -381,13 +371,17 @@ def test_v1_runner_that_inserts_no_text_raises(monkeypatch: pytest.MonkeyPatch) 
         V1(**ON_HOST)
     V1(**STORE)
     insertion.install_v1(module)
-    engine = V1(**ON_HOST)
-    runner: Any = GPUModelRunner()
-    runner.drafter = engine.drafter
-    feed = Feed(engine)
-    feed.source.texts = [make_text(TEXT)]
-    assert runner.execute_model(scheduler_output=feed.scheduler.schedule()) == "result"
-    assert engine.store.statistics.tokens_held == len(TEXT)
+    for runner_class, result in (
+        (GPUModelRunner, "result"),
+        (OtherRunner, "other result"),
+        (ExtendedRunner, "extended result"),
+    ):
+        engine = V1(**ON_HOST)
+        runner: Any = runner_class(engine.drafter)
+        feed = Feed(engine)
+        feed.source.ready[:] = [make_text(TEXT)]
+        assert runner.execute_model(scheduler_output=feed.scheduler.schedule()) == result
+        assert engine.store.statistics.tokens_held == len(TEXT)
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,6 @@ def test_blocks_of_one_text_are_joined() -> None:
     assert (joiner.num_texts, joiner.num_tokens) == (1, len(tokens))
 
 
-def test_text_continued_after_take_keeps_its_number() -> None:
-    joiner = make_joiner()
-    add_events(joiner, make_event(PROMPT))
-    assert take_texts(joiner) == [(0, 0, PROMPT)]
-    add_events(joiner, make_event(PROMPT + ANSWER, 3))
-    assert take_texts(joiner) == [(0, 0, ANSWER)]
-
-
 def test_take_splits_long_text() -> None:
     joiner = make_joiner()
     add_events(joiner, make_event(PROMPT))
@@ -84,12 +76,6 @@ def test_context_of_short_blocks_spans_several_blocks() -> None:
     parent = {"block_hashes": [7], "parent_block_hash": hashes[4]}
     add_events(joiner, make_event(PROMPT, **branch, **parent))
     assert [tokens for *_, tokens in take_texts(joiner)] == [PROMPT[:24], PROMPT[4:20] + ANSWER[:4]]
-
-
-def test_known_prefix_is_not_taken_again() -> None:
-    joiner = make_joiner()
-    add_events(joiner, make_event(PROMPT), make_event(PROMPT), make_event(PROMPT + ANSWER))
-    assert take_texts(joiner) == [(0, 0, PROMPT + ANSWER)]
 
 
 def test_random_texts_with_common_prefixes_are_taken_once() -> None:
@@ -194,15 +180,6 @@ def test_text_ends_before_block_with_token_out_of_range(token: int) -> None:
     assert (joiner.num_rejected, joiner.num_orphans) == (2, 3)
 
 
-def test_text_ends_before_block_with_image() -> None:
-    joiner = make_joiner()
-    event = make_event(PROMPT)
-    event["extra_keys"][1] = [["image", 2]]
-    add_events(joiner, event, make_event(PROMPT + ANSWER, 3))
-    assert take_texts(joiner) == [(0, 0, PROMPT[:BLOCK])]
-    assert (joiner.num_rejected, joiner.num_orphans) == (2, 3)
-
-
 def test_following_block_with_salt_is_rejected() -> None:
     joiner = make_joiner()
     following = make_event(PROMPT + ANSWER, 3, extra_keys=[["tenant"], None, None])
@@ -227,13 +204,6 @@ def test_event_of_other_cache_or_type_is_ignored(fields: dict[str, Any]) -> None
     add_events(joiner, make_event(PROMPT, **fields), make_event(ANSWER))
     assert take_texts(joiner) == [(0, 0, ANSWER)]
     assert (joiner.num_rejected, joiner.num_orphans) == (0, 0)
-
-
-def test_block_with_unknown_parent_is_orphan() -> None:
-    joiner = make_joiner()
-    add_events(joiner, make_event(PROMPT + ANSWER, 3, keys=["tenant"]))
-    assert take_texts(joiner) == []
-    assert joiner.num_orphans == 3
 
 
 def test_cycle_of_parents_ends() -> None:

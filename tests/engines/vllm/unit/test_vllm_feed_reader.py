@@ -24,7 +24,7 @@ from ngram_npu.engines.vllm.feed import addresses, connection, reader
 from ngram_npu.engines.vllm.feed.addresses import Publisher as Address
 from ngram_npu.engines.vllm.feed.events import TEXT_OVERHEAD
 from ngram_npu.engines.vllm.feed.reader import FeedReader
-from ngram_npu.engines.vllm.feed.texts import FeedCounters
+from ngram_npu.engines.vllm.feed.texts import MAX_TEXTS, FeedCounters
 
 MAX_TOKENS = 4 * BLOCK
 """Tokens that the tests take at once."""
@@ -156,6 +156,7 @@ def test_replay_without_oldest_batches_is_complete(
 def test_lost_batches_without_replay_are_counted(
     publishers: Callable[..., Publisher], start: Start
 ) -> None:
+    """A batch with a false number counts as a limited gap."""
     source = publishers(has_replay=False)
     feed_reader, collector = start(source)
     source.publish(make_event(make_text(1), name="first"))
@@ -163,17 +164,9 @@ def test_lost_batches_without_replay_are_counted(
     source.publish(make_event(make_text(3), name="last"))
     collector.wait_for(make_text(1), make_text(3))
     assert feed_reader.get_counters().gaps == 1
-
-
-def test_batch_with_false_number_counts_as_limited_gap(
-    publishers: Callable[..., Publisher], start: Start
-) -> None:
-    source = publishers(has_replay=False)
-    feed_reader, collector = start(source)
-    source.publish(make_event(make_text(1), name="first"))
-    source.send(2**60, encode_batch(make_event(make_text(2), name="false number")))
-    collector.wait_for(make_text(1), make_text(2))
-    assert feed_reader.get_counters().gaps == 2**20
+    source.send(2**60, encode_batch(make_event(make_text(4), name="false number")))
+    collector.wait_for(make_text(1), make_text(3), make_text(4))
+    assert feed_reader.get_counters().gaps == 1 + 2**20
 
 
 def test_taken_texts_have_at_most_max_tokens(
@@ -187,6 +180,18 @@ def test_taken_texts_have_at_most_max_tokens(
     collector = TextCollector(feed_reader, 7)
     collector.wait_for(text)
     assert list(collector.tokens) == [0]
+
+
+def test_number_of_taken_texts_is_limited(
+    publishers: Callable[..., Publisher], start: Start
+) -> None:
+    source = publishers()
+    feed_reader, _ = start(source)
+    for seed in range(MAX_TEXTS + 1):
+        source.publish(make_event(make_text(seed), name=f"{seed}"))
+    wait_until(lambda: len(feed_reader.ready) == MAX_TEXTS + 1)
+    assert len(feed_reader.take_texts(1 << 20)) == MAX_TEXTS
+    assert len(feed_reader.take_texts(1 << 20)) == 1
 
 
 def test_own_publisher_is_not_read(

@@ -4,7 +4,6 @@ different scopes for different owners."""
 from __future__ import annotations
 
 import itertools
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,11 +28,6 @@ def test_different_owners_have_different_scopes() -> None:
     shared = {(None, None, None), (None, 0, None)}  # scope 0 is the default
     assert len(scopes) == len(owners) - len(shared) + 1
     assert all(0 <= scope < 2**63 for scope in scopes)
-
-
-def test_salt_equal_to_the_adapter_is_another_owner() -> None:
-    pairs = [("a", None), (None, "a"), ("a", "a"), ("a", "None"), ("None", "a")]
-    assert len({compute_scope(*pair) for pair in pairs}) == len(pairs)
 
 
 def test_request_without_owner_has_scope_0() -> None:
@@ -125,9 +119,3 @@ def test_publishing_engine_computes_the_scopes_of_engines_with_feed() -> None:
 
 def test_scope_that_is_an_integer_of_numpy_is_folded() -> None:
     assert compute_scope(None, fold_scope(np.int64(7), None)) == 7  # type: ignore[arg-type]
-
-
-def test_folded_salt_is_json() -> None:
-    folded = fold_scope("tenant", "salt")
-    assert folded is not None
-    assert json.loads(folded.removeprefix("ngram_npu_scope:")) == ["tenant", "salt"]

@@ -18,7 +18,7 @@ from conftest import FakeVLLM
 from fake_engine import CPU, LADDER, K, RequestState, StandaloneARSpeculator, make_config
 from ngram_npu import _library
 from ngram_npu.engines.vllm import options, plugin, v1_device
-from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, run_after_import
+from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE, NgramSpeculator
 
@@ -231,26 +231,6 @@ def test_module_is_replaced_on_import_but_not_on_search(
     assert module.NgramProposer is plugin.StockNgramProposer
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
     assert importlib.reload(module).NgramProposer is not plugin.StockNgramProposer
-
-
-def test_actions_after_import_of_a_module_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "wave", raising=False)  # any module of the standard library
-    calls: list[str] = []
-
-    def act_first(module: ModuleType) -> None:
-        calls.append("first")
-
-    def act_second(module: ModuleType) -> None:
-        calls.append("second")
-
-    for action in (act_first, act_second, act_first, act_second):
-        run_after_import("wave", action)
-    importlib.util.find_spec("wave")
-    assert calls == []
-    importlib.import_module("wave")
-    assert calls == ["first", "second"]
-    run_after_import("wave", act_second)
-    assert calls == ["first", "second", "second"]
 
 
 def test_class_is_replaced_if_a_failed_import_is_repeated(vllm: FakeVLLM) -> None:

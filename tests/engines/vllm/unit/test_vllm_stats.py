@@ -8,16 +8,19 @@ import gc
 import re
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fake_engine import CPU, K, make_config
-from ngram_npu.engines.vllm import stats, v1_device
+from fake_engine import CPU, K, make_config, make_store_config
+from monitoring import find_metric_names
+from ngram_npu.engines.vllm import metrics, v1_device
 from ngram_npu.engines.vllm.feed.texts import FeedCounters
 from ngram_npu.engines.vllm.options import read_options
+from ngram_npu.engines.vllm.sharing import SharedStore
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 
 
@@ -133,7 +136,8 @@ class FakeCounter:
 
     values: dict[tuple[str, ...], float]
 
-    def __init__(self, name: str, text: str, names: tuple[str, ...]) -> None:
+    def __init__(self, name: str, text: str, names: tuple[str, ...], registry: str) -> None:
+        assert registry == "default registry"
         self.name, self.names = name, names
 
     def labels(self, **labels: str) -> Any:
@@ -147,23 +151,43 @@ class FakeCounter:
         return SimpleNamespace(inc=increase)
 
 
-def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+class FakeGauge(FakeCounter):
+    """A fake of prometheus_client's Gauge."""
+
+    def __init__(self, *args: Any, multiprocess_mode: str, **kwargs: Any) -> None:
+        assert multiprocess_mode == "mostrecent"  # includes processes that have ended
+        super().__init__(*args, **kwargs)
+
+    def labels(self, **labels: str) -> Any:
+        _, _, *values = labels.values()  # after the model's name and the engine's number
+        key = self.name, *values
+        return SimpleNamespace(set=lambda value: self.values.update({key: value}))
+
+
+@pytest.fixture
+def values(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], float]:
+    """The values of all metrics of this test, by name and labels."""
     monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
-    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=FakeCounter))
-    monkeypatch.setattr(stats, "_registered_metrics", {})
+    module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge, REGISTRY="default registry")
+    monkeypatch.setitem(sys.modules, "prometheus_client", module)
+    monkeypatch.setattr(metrics, "_registered_metrics", {})
+    return FakeCounter.values
+
+
+def test_counters_are_exported_to_prometheus(values: dict[tuple[str, ...], float]) -> None:
     engine = CountingEngine()
     engine.observe()
     engine.observe(num_sampled=2, length=12)
-    assert FakeCounter.values == {
+    assert values == {
         ("ngram_npu_proposals",): 2,
         ("ngram_npu_rows",): 2,
         ("ngram_npu_drafts",): 2,
         ("ngram_npu_draft_tokens",): 4,
         ("ngram_npu_propose_seconds",): 0.002,
     }
-    FakeCounter.values.clear()
+    values.clear()
     del engine
-    assert FakeCounter.values == {
+    assert values == {
         ("ngram_npu_source_rows", "index"): 0,
         ("ngram_npu_source_rows", "scan"): 2,
         ("ngram_npu_verified_tokens", "3", "0"): 1,
@@ -172,46 +196,72 @@ def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-class FakeGauge(FakeCounter):
-    """A fake of prometheus_client's Gauge."""
-
-    def __init__(
-        self, name: str, text: str, names: tuple[str, ...], multiprocess_mode: str
-    ) -> None:
-        assert multiprocess_mode == "mostrecent"  # includes processes that have ended
-        super().__init__(name, text, names)
-
-    def labels(self, **labels: str) -> Any:
-        _, _, *values = labels.values()  # after the model's name and the engine's number
-        key = self.name, *values
-        return SimpleNamespace(set=lambda value: self.values.update({key: value}))
-
-
-def test_draft_lengths_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
-    module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge)
-    monkeypatch.setitem(sys.modules, "prometheus_client", module)
-    monkeypatch.setattr(stats, "_registered_metrics", {})
-    metrics = stats.DraftLengthMetrics(make_config())
-    metrics.observe_change("9-16", 3, 1.25)
-    metrics.observe_change("9-16", 0, 1.0)
-    assert FakeCounter.values == {
+def test_draft_lengths_are_exported_to_prometheus(values: dict[tuple[str, ...], float]) -> None:
+    lengths = metrics.DraftLengthMetrics(make_config())
+    lengths.observe_change("9-16", 3, 1.25)
+    lengths.observe_change("9-16", 0, 1.0)
+    assert values == {
         ("ngram_npu_draft_length", "9-16"): 0,
         ("ngram_npu_goodput", "9-16"): 1.0,
         ("ngram_npu_draft_length_changes", "9-16"): 2,
     }
 
 
-def test_feed_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
-    module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge)
-    monkeypatch.setitem(sys.modules, "prometheus_client", module)
-    monkeypatch.setattr(stats, "_registered_metrics", {})
-    metrics = stats.FeedMetrics(make_config())
-    metrics.update(FeedCounters(texts=1, tokens=20, publishers=2, age_seconds=0.5))
+def test_feed_counters_are_exported_to_prometheus(values: dict[tuple[str, ...], float]) -> None:
+    feed = metrics.FeedMetrics(make_config())
+    feed.update(FeedCounters(texts=1, tokens=20, publishers=2, age_seconds=0.5))
     counters = FeedCounters(texts=3, tokens=50, gaps=1, orphans=2, dropped=4, rejected=5)
-    metrics.update(counters)
-    assert FakeCounter.values == {
+    feed.update(counters)
+    assert values == {
         (f"ngram_npu_feed_{field.name}",): getattr(counters, field.name)
         for field in dataclasses.fields(FeedCounters)
     }
+
+
+def test_store_gauges_follow_text_and_saves(
+    values: dict[tuple[str, ...], float], tmp_path: Path
+) -> None:
+    vllm_config = make_store_config(store_file=str(tmp_path / "store"), store_save_minutes=0)
+    options = read_options(vllm_config, "custom_class")
+    store = SharedStore(vllm_config, options, 4, "numpy")
+    store.start_saving(store)
+    store_metrics = metrics.StoreMetrics(vllm_config, store)
+    store.contents.warm([list(range(40))])
+    store_metrics.update()
+    store_metrics.update()
+    assert values.pop(("ngram_npu_store_save_age_seconds",)) > 0
+    assert values == {
+        ("ngram_npu_store_tokens_held",): 40,
+        ("ngram_npu_store_token_capacity",): 16384,
+        ("ngram_npu_store_tokens_inserted",): 40,
+        ("ngram_npu_store_entries_evicted",): 0,
+        ("ngram_npu_store_blocks_lost",): 0,
+        ("ngram_npu_store_calls_skipped",): 0,
+    }
+    store._save()
+    store_metrics.update()
+    assert values["ngram_npu_store_save_age_seconds",] == 0
+
+
+def test_dashboard_shows_exactly_the_exported_metrics(
+    values: dict[tuple[str, ...], float], tmp_path: Path
+) -> None:
+    """The alert rules use a subset. An engine test checks vLLM's metrics of both files."""
+    vllm_config = make_store_config(store_file=str(tmp_path / "store"))
+    store = SharedStore(vllm_config, read_options(vllm_config, "custom_class"), 4, "numpy")
+    metrics.StoreMetrics(vllm_config, store).update()
+    metrics.FeedMetrics(vllm_config).update(FeedCounters())
+    metrics.DraftLengthMetrics(vllm_config).observe_change("1-2", 3, 1.0)
+    metrics.set_drafting_gauge(vllm_config, True)
+    engine = CountingEngine()
+    engine.observe()
+    engine.observe(num_sampled=2, length=12)
+    engine.stats.end_interval()
+    exported = {
+        name + ("_total" if type(metric) is FakeCounter else "")
+        for name, metric in metrics._registered_metrics.items()
+    }
+    assert find_metric_names("grafana-dashboard.json", "ngram_npu_") == exported
+    alerts = find_metric_names("alerts.yaml", "ngram_npu_") - {"ngram_npu_set_drafting"}
+    assert alerts
+    assert alerts <= exported

@@ -295,13 +295,19 @@ def create_worker(model_runner: Any) -> Any:
     return worker
 
 
-@pytest.mark.parametrize("runner", ["V1", "V2", "V2 with a neural drafter"])
-def test_worker_warms_merges_and_clears_the_store(tmp_path: Path, runner: str) -> None:
-    proposer = create_async_proposer()
+@pytest.mark.parametrize("runner", ["V1", "V2", "V2 with a neural drafter", "V2 on the device"])
+def test_worker_warms_merges_and_clears_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str
+) -> None:
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
+    on_device = {**STORE, "lookup": "1-16", "draft_on": "device", "min_draft_probability": None}
+    is_on_device = runner == "V2 on the device"
+    proposer = V2(**on_device).speculator if is_on_device else create_async_proposer()
     runners = {
         "V1": SimpleNamespace(drafter=proposer),
         "V2": SimpleNamespace(speculator=proposer),
         "V2 with a neural drafter": SimpleNamespace(speculator=SimpleNamespace(ngram_npu=proposer)),
+        "V2 on the device": SimpleNamespace(speculator=proposer),
     }
     worker = create_worker(runners[runner])
     file_store = NgramStore(1, 4096)

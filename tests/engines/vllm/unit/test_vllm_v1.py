@@ -4,7 +4,6 @@ belongs. V1, V1Async and Ascend are fake engines with these runners."""
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 from collections.abc import Iterator
@@ -297,14 +296,6 @@ def test_arbitrary_lengths_cause_no_out_of_bounds_read(capacity: int, at_end: bo
         counts = generator.integers(-2, 4, 8).astype(np.int32)
         slots, _ = recognizer.assign(rows, lengths, counts)
         assert sorted(slots.tolist()) == list(range(8))
-
-
-def test_copied_recognizer_is_independent() -> None:
-    recognizer = RowRecognizer(num_slots=4)
-    _assign_row(recognizer, _make_row(), 50)
-    recognizer_copy = copy.copy(recognizer)
-    _assign_row(recognizer, _make_row(500), 50)
-    assert (recognizer.row_slots.tolist(), recognizer_copy.row_slots.tolist()) == ([1], [0])
 
 
 @pytest.mark.parametrize(

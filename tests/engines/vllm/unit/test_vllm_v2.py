@@ -47,13 +47,6 @@ def test_rows_out_of_range_get_no_draft_and_other_rows_do(engine: str) -> None:
     assert drafts[3].tolist() == [9, 1, 2, 3]
 
 
-def test_draft_may_exceed_max_model_len_as_the_stock_draft_may() -> None:
-    engine = V2()
-    engine.begin(Request("full", [*([1, 2, 3] * LENGTH)][: LENGTH - 1]))
-    drafts = engine.step({"full": [([1, 2, 3] * LENGTH)[LENGTH - 1]]})
-    assert drafts["full"] == [1, 2, 3, 3]
-
-
 @pytest.mark.parametrize("options", [{}, {"draft_on": "host"}, {"method": "eagle"}])
 def test_dummy_run_and_warm_up_call_no_lookup(options: dict[str, str]) -> None:
     has_neural_drafter = "method" in options
@@ -125,12 +118,6 @@ def test_stock_speculator_is_created_for_an_unknown_state(
     assert reason in line
 
 
-def test_stock_speculator_is_created_without_kernels() -> None:
-    speculator, reasons = replace_stock(RequestState(), torch.device("xpu"))
-    assert isinstance(speculator, Stock)
-    assert reasons == ["no kernels for xpu"]
-
-
 # N-gram drafts with a neural drafter.
 
 PASSAGE = list(range(10, 30))
@@ -177,13 +164,6 @@ def test_ngram_draft_replaces_neural_draft_with_lower_acceptance(options: Any) -
     assert engine.drafter.neural_acceptance[rows, 1].tolist() == [1, 1 + K]
 
 
-@with_each_lookup
-def test_neural_drafts_are_kept_while_they_are_accepted(options: Any) -> None:
-    engine = make_engine(**options)
-    for _ in range(20):
-        assert propose(engine, "twice once", [K + 1, K + 1]) == NEURAL_DRAFTS[:2]
-
-
 def test_new_request_begins_with_the_highest_acceptance() -> None:
     engine = make_engine()
     reject_neural_drafts(engine, "twice")
@@ -225,18 +205,6 @@ def test_positions_beyond_requested_draft_tokens_are_empty() -> None:
     assert engine.speculator.num_speculative_tokens == 1
     propose(engine, "twice", [1], 1, num_speculative_tokens=0)
     assert acceptance[1] == 1, "expected no neural draft token"
-
-
-def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM requests no drafts in large batches (num_speculative_tokens_per_batch_size)."""
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
-    engine = make_engine(**STORE)
-    for token in (1, 2, 3):
-        drafts = engine.step({"twice": [token]}, 0, 0, num_speculative_tokens=0)
-        assert drafts["twice"] == [-1] * K
-    text = np.array(engine.alive["twice"].tokens, np.int32)
-    engine.index.check_integrity({engine.get_row("twice"): text})
-    assert engine.store.statistics.tokens_inserted == 3
 
 
 @pytest.mark.usefixtures("_wrap_add_requests")

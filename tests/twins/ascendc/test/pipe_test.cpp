@@ -43,6 +43,17 @@ TEST(Buffers, InvalidInitBufferIsReported) {
                }));
   EXPECT_FAULT("without InitBuffer", make_buffer_kernel([](TPipe&, auto& buffer) { buffer.template Get<int32_t>(); }));
   EXPECT_FAULT("a second one", make_buffer_kernel([](TPipe&, auto&) { TPipe second; }));
+  const auto make_queue_kernel = [](uint8_t num, int calls) {
+    return [num, calls] {
+      TPipe pipe;
+      InputQueue queue;
+      for (int i = 0; i < calls; ++i) pipe.InitBuffer(queue, num, 32);
+    };
+  };
+  EXPECT_CLEAN(make_queue_kernel(64, 1));
+  EXPECT_FAULT("0 buffers of a queue", make_queue_kernel(0, 1));
+  EXPECT_FAULT("65 buffers of a queue", make_queue_kernel(65, 1));
+  EXPECT_FAULT("has buffers already", make_queue_kernel(1, 2));
 }
 
 TEST(Buffers, MisuseOfQueueIsReported) {
@@ -75,6 +86,13 @@ TEST(Buffers, MisuseOfQueueIsReported) {
   EXPECT_FAULT("its depth of 2", make_queue_kernel([](InputQueue& q) {
                  for (int i = 0; i < 3; ++i) q.EnQue(q.AllocTensor<int32_t>());
                }));
+  // Each queued tensor needs an event ID, so a deep queue does not hold more tensors than there are IDs.
+  EXPECT_FAULT("no event ID left of MTE2_V", [] {
+    TPipe pipe;
+    TQue<TPosition::VECIN, 8> queue;
+    pipe.InitBuffer(queue, 8, 256);
+    for (int i = 0; i < 7; ++i) queue.EnQue(queue.AllocTensor<int32_t>());
+  });
   EXPECT_FAULT("would hang", make_queue_kernel([](InputQueue& q) {
                  for (int i = 0; i < 4; ++i) q.AllocTensor<int32_t>();
                }));

@@ -151,8 +151,8 @@ TEST(Vector, ReduceMaxReturnsMaximumAndReportsPoison) {
       EXPECT_EQ(read_element(out, 0), 5.0f);
     };
   };
-  EXPECT_CLEAN(make_kernel(16));
-  EXPECT_FAULT("of a tensor of 32 bytes", make_kernel(8));
+  EXPECT_CLEAN(make_kernel(32));  // two values per 256 bytes
+  EXPECT_FAULT("of a tensor of 96 bytes", make_kernel(24));
   const auto reduce = [](auto& s) {
     const auto temporary = s.template allocate<float>(64);
     AscendC::ReduceMax(s.template allocate<float>(8), s.tensor, temporary, 64);

@@ -3,20 +3,25 @@ because the replicas behind a name, such as a headless service of Kubernetes, co
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import re
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from ngram_npu.engines.vllm.patching import format_error, logger
 
 MAX_PUBLISHERS = 64
-"""Maximum number of addresses. More addresses of a name, which whoever answers for the name can
-invent, are ignored."""
+"""Maximum number of addresses. Names take turns, so that whoever answers for one of them and
+invents addresses does not displace those of the others."""
 MAX_LOG_LINES = 1000
 RESOLVE_INTERVAL_S = 60.0
+_NETWORK_TABLES = Path("/proc/net")
 FORMAT = "tcp://HOST:PORT or tcp://HOST:PORT?replay=PORT"
 
 
@@ -87,18 +92,29 @@ def resolve(publisher: Publisher) -> list[Publisher]:
     return [Publisher(host, publisher.port, publisher.replay_port) for host in hosts]
 
 
-def is_own(publisher: Publisher, own_endpoint: str | None) -> bool:
-    """Returns whether this engine publishes at this address. ``own_endpoint`` is where it binds,
-    such as ``tcp://*:5557``; None: it publishes nothing."""
+def find_own_hosts() -> set[str]:
+    """Returns the addresses of this machine's network interfaces. Binding a socket would prove
+    nothing: with ``ip_nonlocal_bind``, which some hosts set, any address can be bound."""
+    hosts: set[str] = set()
+    with contextlib.suppress(OSError):
+        table = (_NETWORK_TABLES / "fib_trie").read_text()
+        hosts.update(re.findall(r"\|-- (\S+)\n +/32 host LOCAL", table))
+    with contextlib.suppress(OSError):  # without IPv6, there is no file
+        lines = (_NETWORK_TABLES / "if_inet6").read_text().splitlines()
+        hosts.update(str(ipaddress.IPv6Address(int(line.split()[0], 16))) for line in lines)
+    return hosts
+
+
+def is_own(publisher: Publisher, own_endpoint: str | None, own_hosts: Collection[str]) -> bool:
+    """Returns whether this engine publishes at this address.
+
+    Args:
+        own_endpoint: Where this engine binds, such as ``tcp://*:5557``; None: it publishes nothing.
+        own_hosts: The result of :func:`find_own_hosts`.
+    """
     if not own_endpoint or own_endpoint.rpartition(":")[2] != str(publisher.port):
         return False
-    family = socket.AF_INET6 if ":" in publisher.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((publisher.host, 0))  # only possible with an address of this machine
-    except OSError:
-        return False
-    return True
+    return ipaddress.ip_address(publisher.host).is_loopback or publisher.host in own_hosts
 
 
 class StateLog:
@@ -153,10 +169,11 @@ class AddressBook:
                 self._resolved[publisher] = resolve(publisher)
             except (OSError, UnicodeError) as error:  # a name with an invalid label
                 self._log.log(publisher, "cannot be resolved", f": {format_error(error)}")
-        found = [address for addresses in self._resolved.values() for address in addresses]
-        addresses = []
-        for address in {(address.host, address.port): address for address in found}.values():
-            if is_own(address, self._own_endpoint):
+        turns = chain.from_iterable(zip_longest(*self._resolved.values()))
+        found = {(address.host, address.port): address for address in turns if address is not None}
+        own_hosts, addresses = find_own_hosts(), []
+        for address in found.values():
+            if is_own(address, self._own_endpoint, own_hosts):
                 self._log.log(address, "is this engine's own publisher and is left out")
             else:
                 addresses.append(address)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.engines.vllm.feed.texts import CONTEXT_TOKENS, FedText, TextSource
+from ngram_npu.engines.vllm.metrics import FeedMetrics, call_repeatedly
 from ngram_npu.engines.vllm.options import (
     Options,
     engine_index,
@@ -37,15 +37,12 @@ from ngram_npu.engines.vllm.patching import (
     wrap_function,
 )
 from ngram_npu.engines.vllm.sharing import count_text_rows
-from ngram_npu.engines.vllm.stats import FeedMetrics
 from ngram_npu.tensors import Int32Array
 
 ATTRIBUTE = "ngram_npu_texts"
 """Attribute of a ``SchedulerOutput`` that holds its :class:`TextStep`."""
 TOKENS_PER_STEP = 1024
 """Maximum number of fed tokens per step. Each takes about a quarter of a microsecond."""
-PIECES_PER_STEP = 128
-"""Maximum number of pieces per step, because a publisher may send very short blocks."""
 ROW_TOKENS = 2048
 """Capacity of a text row. A longer text continues at the beginning of its row, after its last
 ``CONTEXT_TOKENS`` tokens."""
@@ -72,22 +69,20 @@ class TextStep:
     digest: bytes
     """Digest of all pieces that the scheduler has sent, including these."""
 
+    def list_columns(self) -> list[bytes]:
+        """Returns the contents of the arrays."""
+        columns = self.rows, self.begins_text, self.scopes, self.counts, self.tokens
+        return [column.tobytes() for column in columns]
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickling bytes takes a tenth of the time of pickling arrays.
-        columns = self.rows, self.begins_text, self.scopes, self.counts, self.tokens
-        return _unpickle_step, (tuple(column.tobytes() for column in columns), self.digest)
+        return _unpickle_step, (self.list_columns(), self.digest)
 
 
-def _unpickle_step(columns: tuple[bytes, ...], digest: bytes) -> TextStep:
-    rows, begins_text, scopes, counts, tokens = columns
-    return TextStep(
-        np.frombuffer(rows, np.int32),
-        np.frombuffer(begins_text, np.bool_),
-        np.frombuffer(scopes, np.int64),
-        np.frombuffer(counts, np.int32),
-        np.frombuffer(tokens, np.int32),
-        digest,
-    )
+def _unpickle_step(columns: list[bytes], digest: bytes) -> TextStep:
+    dtypes: Any = np.int32, np.bool_, np.int64, np.int32, np.int32
+    arguments: Any = *map(np.frombuffer, columns, dtypes), digest
+    return TextStep(*arguments)
 
 
 class TextDigest:
@@ -99,8 +94,8 @@ class TextDigest:
 
     def add(self, step: TextStep) -> bytes:
         """Adds the pieces of a step, and returns the new digest."""
-        for array in (step.rows, step.begins_text, step.scopes, step.counts, step.tokens):
-            self._hash.update(array.tobytes())
+        for column in step.list_columns():
+            self._hash.update(column)
         self.digest = self._hash.digest()
         return self.digest
 
@@ -149,10 +144,10 @@ class TextDelivery:
 
     def __init__(self, source: TextSource, num_rows: int) -> None:
         self._source: TextSource | None = source
+        self.ready = source.ready
         self.closed = threading.Event()
         """Set when the feed has ended."""
         self._rows, self._digest = TextRows(num_rows), TextDigest()
-        self._waiting: deque[Piece] = deque()
 
     def add_texts(self, output: Any) -> None:
         """Adds the next text to the output of a step. Never raises: an error ends the feed.
@@ -162,13 +157,11 @@ class TextDelivery:
         if self._source is None or not output.total_num_scheduled_tokens:
             return
         try:
-            if not self._waiting:
-                texts = self._source.take_texts(TOKENS_PER_STEP)
-                if not texts:
-                    return
-                for text in texts:
-                    self._waiting += self._rows.split(text)
-            setattr(output, ATTRIBUTE, self._make_step())
+            pieces: list[Piece] = []
+            for text in self._source.take_texts(TOKENS_PER_STEP):
+                pieces += self._rows.split(text)
+            if pieces:
+                setattr(output, ATTRIBUTE, self._make_step(pieces))
         except Exception as error:
             logger.error("ngram_npu: store_feed is off: %s", format_error(error))
             self.close()
@@ -179,16 +172,13 @@ class TextDelivery:
             self.closed.set()
             source.close()
 
-    def _make_step(self) -> TextStep:
-        count = min(len(self._waiting), PIECES_PER_STEP)
-        rows, begins_text, scopes, tokens = zip(
-            *(self._waiting.popleft() for _ in range(count)), strict=True
-        )
+    def _make_step(self, pieces: list[Piece]) -> TextStep:
+        rows, begins_text, scopes, tokens = zip(*pieces, strict=True)
         step = TextStep(
             np.array(rows, np.int32),
             np.array(begins_text, np.bool_),
             np.array(scopes, np.int64),
-            np.fromiter(map(len, tokens), np.int32, count),
+            np.fromiter(map(len, tokens), np.int32, len(pieces)),
             np.concatenate(tokens),
             b"",
         )
@@ -220,7 +210,8 @@ def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         return
     text_delivery = TextDelivery(source, count_text_rows(options))
     attach(scheduler, text_delivery)
-    FeedMetrics(vllm_config).start(source, text_delivery.closed)
+    metrics = FeedMetrics(vllm_config)
+    call_repeatedly(lambda: metrics.update(source.get_counters()), text_delivery.closed)
 
 
 def make_source(vllm_config: Any, options: Options) -> TextSource:
@@ -243,11 +234,12 @@ def attach(scheduler: Any, delivery: TextDelivery) -> None:
     """Makes a scheduler add text to its outputs. The functions of the instance are replaced,
     because subclasses of vLLM's scheduler may override those of its class."""
     stock_schedule, stock_shutdown = scheduler.schedule, scheduler.shutdown
-    add_texts = delivery.add_texts
+    ready, add_texts = delivery.ready, delivery.add_texts
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         output = stock_schedule(*args, **kwargs)
-        add_texts(output)
+        if ready:  # only this is done in each step, also without text
+            add_texts(output)
         return output
 
     def shutdown(*args: Any, **kwargs: Any) -> Any:

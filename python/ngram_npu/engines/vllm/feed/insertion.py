@@ -80,11 +80,18 @@ def _run_step(drafter: Any, inserter: TextInserter, step: TextStep | None) -> No
         logger.error("ngram_npu: store_feed is off: %s", format_error(error))
 
 
-def execute_model(stock: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps ``GPUModelRunner.execute_model`` of the V1 runner."""
-    output = find_argument(args, kwargs, 0, "scheduler_output")
-    insert_texts(getattr(runner, "drafter", None), output)
-    return stock(runner, *args, **kwargs)
+def init_v1(stock: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> None:
+    """Wraps the constructor of V1's ``GPUModelRunner``. Replaces ``execute_model`` of the instance,
+    because a subclass may override the function without a call of the one that it overrides."""
+    stock(runner, *args, **kwargs)
+    execute_model = runner.execute_model
+
+    def insert_and_execute(*args: Any, **kwargs: Any) -> Any:
+        output = find_argument(args, kwargs, 0, "scheduler_output")
+        insert_texts(getattr(runner, "drafter", None), output)
+        return execute_model(*args, **kwargs)
+
+    runner.execute_model = insert_and_execute
 
 
 def install_v1(module: Any) -> None:
@@ -92,7 +99,7 @@ def install_v1(module: Any) -> None:
     runner = getattr(module, "GPUModelRunner", None)
     stock = getattr(runner, "execute_model", None)
     if inspect.isfunction(stock) and parameter_names(stock)[:2] == ["self", "scheduler_output"]:
-        wrap_function(runner, "execute_model", execute_model)
+        wrap_function(runner, "__init__", init_v1)
 
 
 def make_job_inserter(store: SharedStore, drafting: HostDrafting) -> TextInserter | None:
@@ -159,7 +166,7 @@ def make_host_inserter(store: SharedStore) -> TextInserter | None:
     if not store.num_text_rows:
         return None
     runner = getattr(sys.modules.get(RUNNER), "GPUModelRunner", None)
-    if runner is not None and not is_wrapped(runner.execute_model, execute_model):
+    if runner is not None and not is_wrapped(runner.__init__, init_v1):
         raise ValueError(
             "ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a V1 runner whose "
             "execute_model ngram_npu can wrap; this one is not wrapped"

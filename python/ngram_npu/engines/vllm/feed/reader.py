@@ -22,7 +22,7 @@ from multiprocessing.util import Finalize
 from ngram_npu.engines.vllm.feed.addresses import AddressBook, Publisher, StateLog
 from ngram_npu.engines.vllm.feed.connection import Connection
 from ngram_npu.engines.vllm.feed.events import Blocks, TextJoiner
-from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
+from ngram_npu.engines.vllm.feed.texts import MAX_TEXTS, FedText, FeedCounters
 from ngram_npu.engines.vllm.patching import format_error
 
 KNOWN_BLOCKS = 1 << 20
@@ -61,7 +61,7 @@ class FeedReader:
         self._retry_at: dict[Publisher, float] = {}
         # The thread appends and the engine removes. A deque needs no lock for this, and each of the
         # two counts is changed by one of them.
-        self._ready: deque[tuple[float, FedText]] = deque()
+        self.ready: deque[tuple[float, FedText]] = deque()
         self._num_made_ready = self._num_taken = 0
         self._counted: tuple[FeedCounters, tuple[Connection, ...]] = FeedCounters(), ()
         """Counters of removed publishers, and the others. Replaced as a whole, because another
@@ -75,15 +75,13 @@ class FeedReader:
         self._finalize = Finalize(self, _close, end, exitpriority=0)
 
     def take_texts(self, max_tokens: int) -> list[FedText]:
-        """Returns texts of at most ``max_tokens`` tokens in total, and removes them."""
+        """Removes and returns at most ``MAX_TEXTS`` texts, with ``max_tokens`` tokens or fewer."""
         texts: list[FedText] = []
-        if not self._ready:
-            return texts
-        while self._ready and max_tokens > 0:
-            since, text = self._ready.popleft()
+        while self.ready and max_tokens > 0 and len(texts) < MAX_TEXTS:
+            since, text = self.ready.popleft()
             if len(text.tokens) > max_tokens:
                 rest = FedText(text.chain, text.scope, text.tokens[max_tokens:])
-                self._ready.appendleft((since, rest))
+                self.ready.appendleft((since, rest))
                 text = FedText(text.chain, text.scope, text.tokens[:max_tokens])
             max_tokens -= len(text.tokens)
             self._num_taken += len(text.tokens)
@@ -97,7 +95,7 @@ class FeedReader:
         for connection in connections:
             counters = _add_counters(counters, connection)
         try:
-            age_seconds = time.monotonic() - self._ready[0][0]
+            age_seconds = time.monotonic() - self.ready[0][0]
         except IndexError:  # none waits, or the engine has just taken it
             age_seconds = 0.0
         connected = sum(connection.is_connected for connection in connections)
@@ -193,7 +191,7 @@ class FeedReader:
                 since, text = joiner.take(min(TEXT_TOKENS, max(1, room)))
                 self._num_made_ready += len(text.tokens)
                 room -= len(text.tokens)
-                self._ready.append((since, text))
+                self.ready.append((since, text))
             joiners = [joiner for joiner in joiners if joiner.waiting]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,10 @@ from ngram_npu.tensors import Int32Array
 CONTEXT_TOKENS = 16
 """Number of tokens that a text repeats where it branches off another one or continues in another
 place: the length of a store's longest n-gram."""
+
+MAX_TEXTS = 64
+"""Maximum number of texts that are taken at once, because a publisher may send very short blocks.
+With blocks of 16 tokens, a step's limit of 1024 tokens is reached first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,14 @@ class TextSource(Protocol):
     """A reader of published text, such as :class:`~ngram_npu.engines.vllm.feed.reader.FeedReader`.
     No method raises or waits, except that :meth:`close` waits for the reader's thread."""
 
+    @property
+    def ready(self) -> Sized:
+        """What can be taken: empty if there is no text. It is always the same object, so that a
+        scheduler without text to take calls nothing."""
+
     def take_texts(self, max_tokens: int) -> list[FedText]:
-        """Returns texts of at most ``max_tokens`` tokens in total, and removes them. Tokens of one
-        text are joined as far as possible; a text that is too long is split."""
+        """Removes and returns at most ``MAX_TEXTS`` texts, in total ``max_tokens`` tokens or fewer.
+        Tokens of one text are joined as far as possible; a text that is too long is split."""
 
     def get_counters(self) -> FeedCounters: ...
 

@@ -260,14 +260,3 @@ def test_restarted_publisher_is_read_again(
     time.sleep(0.3)
     replica.generate(replica.add_request(texts[2][:BLOCK]), texts[2][BLOCK:])
     collector.wait_for(texts[0], *texts[1 if has_replay else 2 :])
-
-
-def test_reset_prefix_cache_costs_no_text(replicas: Replicas, start: Start) -> None:
-    replica = replicas()
-    reader, collector = start(replica)
-    first, second = make_tokens(1, 4 * BLOCK), make_tokens(2, 4 * BLOCK)
-    replica.generate(replica.add_request(first[:BLOCK]), first[BLOCK:])
-    replica.reset_prefix_cache()
-    replica.generate(replica.add_request(second[:BLOCK]), second[BLOCK:])
-    collector.wait_for(first, second)
-    assert reader.get_counters().orphans == 0
