@@ -157,6 +157,9 @@ def compute_step_time(streams: Sequence[Stream]) -> float:
 
 
 class _Server:
+    """Sends requests with `http.client`: httpx takes too much time per chunk to keep up with short
+    steps of large batches (docs/guides/tune.md)."""
+
     def __init__(self, options: MeasureCostOptions) -> None:
         metrics = import_optional("prometheus_client.parser", "measure-cost", "measure")
         self._parse_metrics = metrics.text_string_to_metric_families
