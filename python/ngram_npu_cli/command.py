@@ -252,14 +252,18 @@ def _print_report(
         print_error(escape_unprintable(f"{arguments.parser.prog}: note: {note}"))
     if arguments.json == "-":
         print_error(format_text(report))
-        sys.stdout.write(report.to_json())
+        print(_format_json(report))
     else:
         print(format_text(report))
     return EXIT_OK
 
 
 def _write_json(report: Any, path: Path) -> None:
-    path.write_text(report.to_json(), encoding="utf-8")
+    path.write_text(_format_json(report) + "\n", encoding="utf-8")
+
+
+def _format_json(report: Any) -> str:
+    return json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
 
 
 def _make_progress(interval_s: float = 10.0) -> Callable[[Progress], None]:

@@ -1,14 +1,12 @@
-"""Contains what the reports of all commands have in common: record of the run, JSON, and text."""
+"""Contains what the reports of all commands have in common: record of the run, and text."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +53,6 @@ class Run:
         }
 
 
-class JsonReport(ABC):
-    """A report that can be written as JSON."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain dicts, lists, numbers and strings."""
-
-    def to_json(self) -> str:
-        """Returns `to_dict` as indented JSON with a final newline."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-
-
 def describe_machine() -> dict[str, Any]:
     """Returns CPU model, operating system, and the number of cores that this process may use."""
     return {
@@ -109,27 +95,24 @@ def _find_cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def align_columns(
-    rows: Sequence[Sequence[str]], *, left: Sequence[int] = (), indent: str = ""
-) -> list[str]:
-    """Returns lines of a table, with columns aligned to the right except those in `left`."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append((indent + "  ".join(cells)).rstrip())
-    return lines
-
-
 @dataclass(frozen=True)
 class Table:
     """A part of a report: rows of cells, the header first. `left` are the columns to align left."""
 
     rows: Sequence[Sequence[str]]
     left: Sequence[int] = ()
+
+    def format_lines(self, indent: str) -> list[str]:
+        """Returns the rows as lines, with columns aligned to the right except those in `left`."""
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        lines = []
+        for row in self.rows:
+            cells = [
+                cell.ljust(width) if column in self.left else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append((indent + "  ".join(cells)).rstrip())
+        return lines
 
 
 @dataclass(frozen=True)
@@ -148,7 +131,7 @@ def format_blocks(blocks: Iterable[Block], indent: str = "") -> str:
     lines: list[str] = []
     for block in blocks:
         if isinstance(block, Table):
-            lines += align_columns(block.rows, left=block.left, indent=indent)
+            lines += block.format_lines(indent)
         else:
             lines.append(block.text if isinstance(block, Command) else escape_unprintable(block))
     return "\n".join(lines)

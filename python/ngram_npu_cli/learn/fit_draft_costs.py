@@ -74,7 +74,7 @@ def observe_drafts(conversations: Sequence[TokenRequest]) -> tuple[list[IntArray
     parts: list[tuple[IntArray, ...]] = [(np.empty(0, np.int64),) * 4]
     for request in conversations:
         parts.append(_flatten(simulate_ladder([request]), 0, SHAPES["row"][1]))
-        parts.append(_flatten(record_store([request], store), num_row_cells, SHAPES["store"][1]))
+        parts.append(_flatten(record_store(request, store), num_row_cells, SHAPES["store"][1]))
     *table_entries, is_right = (np.concatenate(list(column)) for column in zip(*parts, strict=True))
     return table_entries, is_right.astype(np.float64)
 

@@ -10,14 +10,14 @@ from typing import Any
 from ngram_npu.errors import InputError, escape_unprintable, import_optional
 
 from ngram_npu_cli.learn.curve import Point
-from ngram_npu_cli.report import Block, JsonReport, Table, format_blocks
+from ngram_npu_cli.report import Block, Table, format_blocks
 
 FORMAT = "ngram_npu.learn/1"
 """Format name in every JSON result. The number increases when a field changes its meaning."""
 
 
 @dataclass(frozen=True)
-class LearnReport(JsonReport):
+class LearnReport:
     """Result of learning: the contents of the store, and its gain.
 
     Attributes:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngram_npu.errors import escape_unprintable
-
 from ngram_npu_cli.report import (
     BYTES_WARNING,
     TOKENIZER_WARNING,
-    JsonReport,
-    align_columns,
+    Block,
+    Table,
+    format_blocks,
     format_number,
     shorten_name,
 )
@@ -114,7 +113,7 @@ def _divide(numerator: float, denominator: int) -> float | None:
 
 
 @dataclass(frozen=True)
-class ReplayReport(JsonReport):
+class ReplayReport:
     """Figures per input, with everything that is needed to repeat the measurement.
 
     docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids.
@@ -154,31 +153,28 @@ class ReplayReport(JsonReport):
 
 def format_table(report: ReplayReport) -> str:
     """Returns the figures as aligned plain text, without a final newline."""
-    figures = report.total
+    total = report.total
+    parts = [*report.inputs, total] if len(report.inputs) > 1 else report.inputs
     header = ("input", "requests", "tokens", "tokens/step", "drafted/step", "no draft")
-    rows: list[tuple[str, ...]] = [header]
-    rows += [_make_row(part) for part in report.inputs]
-    if len(report.inputs) > 1:
-        rows.append(_make_row(figures))
-    lines = [_describe_setting(report)]
+    blocks: list[Block] = [_describe_setting(report)]
     if report.tokenizer is not None and report.tokenizer["name"] == "bytes":
-        lines.append(BYTES_WARNING)
+        blocks.append(BYTES_WARNING)
     if report.tokenizer is not None and not report.tokenizer.get("chosen", True):
-        lines.append(TOKENIZER_WARNING)
-    lines += ["", *align_columns(rows, left=[0])]
-    per_position = figures.acceptance_rate_per_pos
+        blocks.append(TOKENIZER_WARNING)
+    per_position = total.acceptance_rate_per_pos
     rates = " ".join(format_number(rate) for rate in per_position[:_MAX_POSITIONS])
     more = " ..." if len(per_position) > _MAX_POSITIONS else ""
-    lines += [
+    blocks += [
+        "",
+        Table([header, *map(_make_row, parts)], left=[0]),
         "",
         f"accepted by position: {rates or '-'}{more}",
-        f"drafting: {format_number(figures.draft_us_per_call, 1)} us per call, "
-        f"{format_number(figures.draft_us_per_step)} per step, "
-        f"{format_number(figures.draft_us_per_token)} per token",
+        f"drafting: {format_number(total.draft_us_per_call, 1)} us per call, "
+        f"{format_number(total.draft_us_per_step)} per step, "
+        f"{format_number(total.draft_us_per_token)} per token",
     ]
-    for part in report.inputs:
-        lines += [escape_unprintable(f"note ({part.name}): {note}") for note in part.notes]
-    return "\n".join(lines)
+    blocks += [f"note ({part.name}): {note}" for part in report.inputs for note in part.notes]
+    return format_blocks(blocks)
 
 
 def _make_row(figures: ReplayFigures) -> tuple[str, ...]:
@@ -217,4 +213,4 @@ def _describe_setting(report: ReplayReport) -> str:
         parts.append(f"first {report.limit} of each input")
     tokenizer = "token ids as recorded" if report.tokenizer is None else report.tokenizer["name"]
     parts.append(f"tokenizer: {tokenizer}")
-    return escape_unprintable(", ".join(parts))
+    return ", ".join(parts)

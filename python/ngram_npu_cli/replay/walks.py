@@ -14,7 +14,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import ngram_npu._C as _C
@@ -113,19 +113,13 @@ def _count_correct_tokens(
     return num_correct
 
 
-def _concatenate(parts: Sequence[PositionDrafts]) -> PositionDrafts:
-    columns = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
-        for field in fields(PositionDrafts)
-    }
-    return PositionDrafts(**columns)
-
-
 def simulate_ladder(
     requests: Sequence[TokenRequest], sizes: Sequence[int] = LADDER
 ) -> PositionDrafts:
     """Returns the drafts of a ladder at all positions of these conversations, in order."""
-    return _concatenate([_simulate_request(request, sizes) for request in requests])
+    parts = [vars(_simulate_request(request, sizes)) for request in requests]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return PositionDrafts(**columns)
 
 
 def _simulate_request(request: TokenRequest, sizes: Sequence[int]) -> PositionDrafts:
@@ -201,13 +195,9 @@ def _find_previous(values: IntArray) -> IntArray:
     return positions
 
 
-def record_store(requests: Sequence[TokenRequest], store: NgramStore) -> PositionDrafts:
-    """Returns the drafts of a store at all positions of these conversations, in order. The store
-    then contains the conversations."""
-    return _concatenate([_record_request(request, store.tensor) for request in requests])
-
-
-def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
+def record_store(request: TokenRequest, store: NgramStore) -> PositionDrafts:
+    """Returns the drafts of a store at all positions of a conversation, in order. The store then
+    contains the conversation."""
     tokens = request.tokens()
     positions, remaining = _find_positions(request)
     rows, columns = np.indices(SHAPES["store"], np.uint8)
@@ -225,7 +215,7 @@ def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
                 tokens[None],
                 end[None],
                 num_sampled,
-                store,
+                store.tensor,
                 slot_indices=slot_indices,
                 draft_token_ids=drafted[i : i + 1],
                 num_draft_tokens=length[i : i + 1],
@@ -234,7 +224,7 @@ def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
                 costs=table,
                 cost_limit=MAX_K * 255,
             )
-    _C.ngram_store_finish_(store, slot)
+    _C.ngram_store_finish_(store.tensor, slot)
     has_token = np.arange(MAX_K) < length[:, None]
     return PositionDrafts(
         match=np.where(has_token, match, 0).astype(np.int16),

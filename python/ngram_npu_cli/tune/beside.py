@@ -22,7 +22,7 @@ from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.logs.reader import Progress, ShowProgress, ignore_progress
 from ngram_npu_cli.options import TuneOptions
 from ngram_npu_cli.replay.walks import MAX_K, simulate_ladder
-from ngram_npu_cli.report import Block, JsonReport, Run, Table, format_blocks
+from ngram_npu_cli.report import Block, Run, Table, format_blocks
 from ngram_npu_cli.tune.ranking import SEED, Interval, draw_weights, make_interval
 from ngram_npu_cli.tune.traffic import read_traffic
 from ngram_npu_cli.tune.tune_report import describe_traffic
@@ -139,7 +139,7 @@ class BesideResult:
 
 
 @dataclass(frozen=True)
-class BesideReport(JsonReport):
+class BesideReport:
     """What n-grams add to a neural drafter that drafts `k` tokens per step, of which
     `mean_accepted` are accepted. `about` is as in `TuneReport`."""
 

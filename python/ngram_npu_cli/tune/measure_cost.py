@@ -139,7 +139,8 @@ def compute_step_time(streams: Sequence[Stream]) -> float:
     """Returns the median time between two chunks of a request while all requests run, in seconds.
 
     Raises:
-        InputError: The requests did not run at the same time for long enough.
+        InputError: The requests did not run at the same time for long enough, or most chunks
+            arrived far faster than on average, as if this process or a proxy had delayed them.
     """
     begin = max((stream.arrived[0] for stream in streams if stream.arrived), default=0.0)
     end = min((stream.arrived[-1] for stream in streams if stream.arrived), default=0.0)
@@ -153,10 +154,20 @@ def compute_step_time(streams: Sequence[Stream]) -> float:
             f"running, got {len(times) // max(1, len(streams))}; raise --max-tokens, or lower "
             "--batch-size to what the server runs at once"
         )
-    return statistics.median(times)
+    median, mean = statistics.median(times), statistics.mean(times)
+    if median < mean / 4:
+        raise InputError(
+            f"{len(streams)} requests at once: chunks arrive in bursts: {1e3 * median:.2g} ms "
+            f"apart in the median, {1e3 * mean:.2g} ms on average; measure without a proxy that "
+            "buffers them, on a machine with idle cores"
+        )
+    return median
 
 
 class _Server:
+    """Sends requests with `http.client`: httpx takes too much time per chunk to keep up with short
+    steps of large batches (docs/guides/tune.md)."""
+
     def __init__(self, options: MeasureCostOptions) -> None:
         metrics = import_optional("prometheus_client.parser", "measure-cost", "measure")
         self._parse_metrics = metrics.text_string_to_metric_families

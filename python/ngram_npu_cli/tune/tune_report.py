@@ -15,7 +15,6 @@ from ngram_npu_cli.report import (
     BYTES_WARNING,
     Block,
     Command,
-    JsonReport,
     Table,
     format_blocks,
     shorten_name,
@@ -103,7 +102,7 @@ class ConversationResult:
 
 
 @dataclass(frozen=True)
-class TuneReport(JsonReport):
+class TuneReport:
     """Result of tuning.
 
     Attributes:

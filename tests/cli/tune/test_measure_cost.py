@@ -170,6 +170,13 @@ def test_too_few_common_steps_are_an_error(streams: list[list[float]]) -> None:
         compute_step_time([Stream(arrived) for arrived in streams])
 
 
+def test_chunks_read_in_bursts_are_an_error() -> None:
+    """A client that falls behind reads several chunks at once."""
+    arrived = [float(n // 3) for n in range(60)]
+    with pytest.raises(InputError, match="2 requests at once: chunks arrive in bursts: 0 ms"):
+        compute_step_time([Stream(arrived), Stream(arrived)])
+
+
 KEY_ERROR = "OPENAI_API_KEY: expected a key of printable ASCII characters"
 
 
