@@ -9,10 +9,12 @@ determines the recorded token that follows it.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from ngram_npu.engines.vllm.metrics import FOLDER_VARIABLE
 from ngram_npu_cli.replay import TokenRequest
 from ngram_npu_cli.replay.walks import Counts
 from prometheus_client import REGISTRY
@@ -57,6 +59,7 @@ def _run(pipe: Any, arguments: Mapping[str, Any]) -> None:
     from vllm import LLM
 
     torch.set_num_threads(1)
+    os.environ.pop(FOLDER_VARIABLE, None)  # the metrics of an engine that the parent has started
     llm: Any = LLM(**arguments)
     core = llm.llm_engine.engine_core.engine_core
     model = RecordedModel(core.model_executor.driver_worker.worker.model_runner)

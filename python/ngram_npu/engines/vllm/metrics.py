@@ -8,6 +8,7 @@ Each of their processes writes its metrics there, as text, and the API server's 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -87,7 +88,9 @@ def serve_engine_metrics() -> None:
     """Makes the registry of this process, the API server's, include the metrics of the engine
     processes that it starts. Only the first call has an effect."""
     global _serving_process
-    if FOLDER_VARIABLE in os.environ or MULTIPROCESS_VARIABLE in os.environ:
+    # A server may inherit the folder of the program that started it, which does not serve it.
+    is_engine = FOLDER_VARIABLE in os.environ and multiprocessing.parent_process() is not None
+    if is_engine or MULTIPROCESS_VARIABLE in os.environ or _serving_process == os.getpid():
         return
     try:
         from prometheus_client import REGISTRY

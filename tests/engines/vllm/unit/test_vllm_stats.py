@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import re
 import sys
 import time
@@ -265,3 +266,25 @@ def test_dashboard_shows_exactly_the_exported_metrics(
     alerts = find_metric_names("alerts.yaml", "ngram_npu_") - {"ngram_npu_set_drafting"}
     assert alerts
     assert alerts <= exported
+
+
+def test_server_that_inherits_a_folder_serves_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    collectors: list[Any] = []
+    registry = SimpleNamespace(register=collectors.append)
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(REGISTRY=registry))
+    monkeypatch.setattr(metrics, "_serving_process", 0)
+    monkeypatch.delenv(metrics.MULTIPROCESS_VARIABLE, raising=False)
+    monkeypatch.setenv(metrics.FOLDER_VARIABLE, str(tmp_path))
+    for _ in range(2):
+        metrics.serve_engine_metrics()
+    folder = os.environ[metrics.FOLDER_VARIABLE]
+    assert len(collectors) == 1
+    assert folder != str(tmp_path)
+    # A process that the server starts with multiprocessing runs an engine.
+    monkeypatch.setattr(metrics, "_serving_process", 0)
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: "the server")
+    metrics.serve_engine_metrics()
+    assert len(collectors) == 1
+    assert os.environ[metrics.FOLDER_VARIABLE] == folder
