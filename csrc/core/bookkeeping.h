@@ -71,7 +71,7 @@ struct GatherSampledTokensParams {
   Gm<const int32_t> num_sampled;       // [B]
   IndexArray row_indices;              // [B]
   int64_t batch;
-  TokenRows<int32_t> sampled_tokens;  // [B, 1 + M]
+  TokenRows<int32_t> sampled_tokens;  // [B, 1 + M]: the number of tokens, then the tokens
 };
 
 // The newest tokens of a request: `count` tokens from `begin` in the row.

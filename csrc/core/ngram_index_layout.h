@@ -72,7 +72,7 @@ enum Header : int {
   kHeaderPagesPeak,     // maximum of kHeaderPagesInUse
   kStatIndexed = 16,    // rows looked up in the index
   kStatScanFull,        // rows scanned because all pages were in use, or the row's table had its maximum size
-  kStatScanCatchUp,     // rows scanned because the call's budget was too small to index all of their tokens
+  kStatScanCatchUp,     // rows scanned because a call may index only a limited number of tokens
   kStatScanOther,       // rows scanned because they had no slot, were too long, or all of their tokens were already
                         // indexed: without a ladder, the lookup takes place while the last token is indexed
   kStatRebuildLength,   // slots rebuilt because the row had fewer tokens than the slot had indexed
@@ -110,7 +110,7 @@ static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t matc
 // Value of kSlotDisabled if the row's table would be too large. The row is scanned until the slot gets another row.
 constexpr uint32_t kTableTooLarge = ~0u;
 
-// Number of pages that contain the ids of `pages` outcome pages; 0 if the slot has space for the ids.
+// Number of directory pages for the ids of this number of outcome pages; 0 if the slot has space for the ids.
 static NGRAM_FN uint32_t count_outcome_directories(uint32_t pages) {
   return pages <= kRootOutcomePages ? 0 : (pages + (1u << kPageEntriesLog2) - 1) >> kPageEntriesLog2;
 }
@@ -133,9 +133,7 @@ static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
 }
 
 // The key of an n-gram determines the page and line of the n-gram's entry:
-//   bits 31-13  prefix 14 bits, level 3, home 2: the head of the entry (the entry without `repeated` and `next`) in a
-//   page
-//               of depth 0
+//   bits 31-13  prefix 14 bits, level 3, home 2: the entry_head() in a page of depth 0
 //   bits 12-6   0
 //   bits 5-0    home line: the line of the page at which the search starts; `home` is equal to its last two bits
 using Key = uint32_t;

@@ -104,9 +104,9 @@ NGRAM_FN uint64_t mix(uint64_t z) {
 // Base of the polynomial hash of an n-gram: the sum of token * base^j, where j is 0 for the n-gram's last token.
 constexpr uint64_t kHashBase = 0x9e3779b97f4a7c15u;
 
-// Returns the number to subtract from all serial numbers when all of them have been assigned. It is the largest
-// multiple of num_blocks, so that no block moves, for which the serial numbers of all alive blocks stay above 0. The
-// serial numbers of other blocks become 0.
+// Returns the number to subtract from all serial numbers when all of them have been assigned. It is a
+// multiple of num_blocks, so that no block moves: the largest one for which the serial numbers of all alive blocks stay
+// above 0. The serial numbers of other blocks become 0.
 NGRAM_FN uint32_t max_serial_offset(uint32_t num_blocks) {
   return (kEndOfSerials - num_blocks - 1) / num_blocks * num_blocks;
 }

@@ -1,4 +1,4 @@
-// CUDA kernel of ngram_propose, which looks up in unmodified rows.
+// CUDA kernel of ngram_propose, which reads the rows and appends nothing.
 #include "core/drafting.h"
 #include "cuda/lookup.cuh"
 

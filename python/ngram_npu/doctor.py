@@ -49,7 +49,8 @@ class Report:
     vllm_plugin: str
     """Whether vLLM finds the plugin, and whether the plugin is on."""
     store_feed: str | None
-    """What the publishers in ``NGRAM_NPU_VLLM_STORE_FEED`` need; None: the variable is not set."""
+    """Reminder of the settings that the publishers in ``NGRAM_NPU_VLLM_STORE_FEED`` need; None: the
+    variable is not set."""
     transformers: str | None
     variables: dict[str, str]
     """Environment variables that are set and affect ngram_npu."""

@@ -75,7 +75,7 @@ class NgramProposer:
         for name, size in (("num_slots", num_slots), ("token_capacity", token_capacity)):
             if size is not None and not hasattr(size, "__index__"):
                 raise TypeError(f"NgramProposer: {name}: expected int or None, got {size!r}")
-        self._config_uses_index(config, engine, capacity=0, device_type="cpu")
+        self._config_uses_index(config, engine, capacity=0, device_type="cpu")  # checks `engine`
         if store is not None and config.min_draft_probability is None:
             raise ValueError(
                 "NgramProposer: store: expected None without a min_draft_probability, got a store"
@@ -154,8 +154,8 @@ class NgramProposer:
                 (:func:`ngram_npu.scope_of`); None: the same scope for all.
             prompt_scopes: [B] as ``scopes``, a second scope of each request, such as one per prompt
                 in RL: the request drafts from the scope of which more accepted tokens are expected,
-                and its text is stored in both. No number may also be one of ``scopes``. The store
-                needs two slots for each slot of the index.
+                and its text is stored in both. ``scopes`` and ``prompt_scopes`` must have no number
+                in common. The store needs two slots for each slot of the index.
 
         Raises:
             ValueError: an argument has the wrong dtype, device, shape or stride.
@@ -275,7 +275,7 @@ class NgramProposer:
             raise
 
     def _get_drafting(self, op: str, token_ids: Any, *, allow_index: bool = True) -> Drafting:
-        """Returns the drafting with the index, or a drafting that scans."""
+        """Returns the :class:`Drafting` with the index, or one that scans."""
         if self._index_drafting is not None and allow_index:
             return self._index_drafting
         kind: Literal["numpy", "torch"] = "numpy" if isinstance(token_ids, np.ndarray) else "torch"
@@ -375,7 +375,7 @@ def _get_state_tensors(drafting: Drafting) -> dict[str, Any]:
 
 
 def _check_kinds(op: str, drafting: Drafting, **arguments: Any) -> None:
-    """Raises an error of one line if arrays and tensors are mixed; torch's error has many."""
+    """Raises an error of one line if arrays and tensors are mixed. Torch's own has many lines."""
     operators_for(op, **arguments, **_get_state_tensors(drafting))
 
 

@@ -49,15 +49,18 @@ def _require(holds: npt.NDArray[np.bool_], where: npt.NDArray[Any], rule: str, k
 def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
     next_number = allocator[0]
     if allocator[1] != next_number or not 0 <= next_number <= END_OF_BLOCK_NUMBERS:
-        raise IntegrityError(f"DeviceStore: allocator: {allocator.tolist()}")
+        raise IntegrityError(
+            f"DeviceStore: allocator: expected equal numbers up to {END_OF_BLOCK_NUMBERS}, got "
+            f"{allocator.tolist()}"
+        )
     rows = np.arange(len(blocks))
     used = blocks[:, HEAD_NUMBER] != 0
-    _require(~blocks[~used].any(axis=1), rows[~used], "a free block has a state", "block")
+    _require(~blocks[~used].any(axis=1), rows[~used], "the head of a free block is not 0", "block")
     rows, heads = rows[used], blocks[used]
     numbers, previous, after = heads[:, HEAD_NUMBER], heads[:, HEAD_PREVIOUS], heads[:, HEAD_NEXT]
     is_recent = (numbers >= next_number - len(blocks)) & (numbers < next_number)
     is_valid = is_recent & (numbers % len(blocks) == rows)
-    _require(is_valid, rows, "a block has a number that is not in the ring", "block")
+    _require(is_valid, rows, "a block's number is not one of the newest of its row", "block")
     fills = heads[:, HEAD_FILL]
     _require((fills >= 1) & (fills <= BLOCK_TOKENS), rows, "a block has a wrong fill", "block")
     successors = blocks[after % len(blocks)]
@@ -86,7 +89,7 @@ def _check_slots(slots: Int64Array, blocks: Int64Array, allocator: Int64Array) -
 
 
 def _check_entries(level: int, entries: Int64Array, blocks: Int64Array, text: Int64Array) -> None:
-    """Checks the entries of one length whose text is still in the store."""
+    """Checks the entries for n-grams of one length, as far as their tokens are still stored."""
     n = SIZES[level]
     columns = np.flatnonzero(is_in_ring(blocks, entries // BLOCK_TOKENS))
     numbers, offsets = np.divmod(entries[columns], BLOCK_TOKENS)
@@ -107,7 +110,8 @@ def _check_entries(level: int, entries: Int64Array, blocks: Int64Array, text: In
     seeds = _mix(read_scopes(blocks[rows]).view(np.uint64))
     keys = _mix((gram ^ seeds) + np.uint64((level + 1) * _HASH_BASE % 2**64))
     expected = (keys % np.uint64(len(entries))).astype(np.int64)
-    _require(expected == columns, columns, f"an entry of {n} tokens has other tokens", "column")
+    rule = f"the tokens of an entry of {n} tokens belong to another column"
+    _require(expected == columns, columns, rule, "column")
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

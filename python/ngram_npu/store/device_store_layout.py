@@ -35,7 +35,8 @@ def read_scopes(blocks: npt.NDArray[np.integer]) -> Int64Array:
 def is_in_ring(
     blocks: npt.NDArray[np.integer], numbers: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.bool_]:
-    """Returns which block numbers the ring contains."""
+    """Returns for each block number whether the block is still stored. The blocks are a ring: a
+    block replaces the one whose number is smaller by the number of blocks."""
     in_ring: npt.NDArray[np.bool_] = blocks[numbers % len(blocks), HEAD_NUMBER] == numbers
     return in_ring & (numbers > 0)
 
@@ -44,7 +45,8 @@ def read_texts(text: Int32Array, blocks: Int32Array) -> list[tuple[int, Int32Arr
     """Returns scope and tokens of each chain of blocks, in the order of their oldest blocks."""
     scopes = read_scopes(blocks)
     chains: list[list[int]] = []
-    chain_by_next: dict[tuple[int, int], list[int]] = {}  # by successor and its predecessor
+    # By the numbers of the block that continues the chain and of the chain's last block.
+    chain_by_next: dict[tuple[int, int], list[int]] = {}
     for row in np.argsort(blocks[:, HEAD_NUMBER]).tolist():
         number, previous, after = blocks[row, : HEAD_NEXT + 1].tolist()
         if number == 0:

@@ -33,13 +33,13 @@ _ENVELOPES = (
     *("data", "body", "payload", "event", "log", "message", "@message", "value", "json", "record"),
     *("item", "_source", "hits", "result", "results"),
 )
-"""Keys of objects that may contain a record. So may an object that is the only one, and all objects
-if there is nothing else: they are records by their ids."""
+"""Keys of objects that may contain a record. An object may also contain one if it is the only
+object of its parent, or if the parent contains nothing but objects: records by their ids."""
 _CALL_KEYS = {
     *("request", "response", "responses", "choices", "completion", "input", "output", "prompt"),
     *("messages", "conversations", "tools", "turns"),
 }
-"""Keys of records that are calls themselves. Objects in them are not read as records."""
+"""A record with one of these keys is a call of a model. It is not searched for nested records."""
 _MAX_DEPTH = 6
 _QUESTION = r"(prompt|\bask|question|query|input|instruction|request|user|message)(?!.*id$)"
 _ANSWER = "(answer|output|response|completion|reply|assistant|generat|result|target)(?!.*id$)"
@@ -86,7 +86,7 @@ def parse_map(text: str | None) -> FieldMapping | None:
     if text is None:
         return None
     name = text if text in PRESETS else ""
-    if name:  # `|` and `^` between names are those of the preset's keys
+    if name:  # a|b and a^b have the same meaning in a preset's expressions as in its keys
         text = re.sub(r"(?<=\w)[|^](?=\w)", " || ", PRESETS[name][1])
     texts: dict[str, str] = {}
     for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
@@ -108,8 +108,9 @@ def parse_map(text: str | None) -> FieldMapping | None:
 
 @lru_cache(4096)
 def _list_candidates(record_keys: tuple[str, ...]) -> list[tuple[FieldMapping, list[list[str]]]]:
-    """Returns the presets that a record with these keys may have, each with groups of keys of which
-    only one may have a value. In the group of a key that must have none, "" stands for a value."""
+    """Returns the presets that a record with these keys may have, each with its conflicts: groups
+    of keys of which at most one may have a value. A key that must have no value is grouped with "",
+    which always counts as a value."""
     candidates = []
     for name, (keys, _) in PRESETS.items():
         required = [re.split(r"[|^]", group) for group in keys.split() if group[0] != "-"]
@@ -177,7 +178,7 @@ class _RecordReader:
         except RecursionError:
             yield InputError(f"{location}: nested too deeply to be read")
         except InputError as error:
-            note = f"; read as {mapping.name}; if it is not, {_suggest_map(data)}"
+            note = f"; read as {mapping.name}; for another format, {_suggest_map(data)}"
             note = note if mapping.name and self.mapping is None else ""
             yield _locate(error, location, note)
 
@@ -190,8 +191,8 @@ class _RecordReader:
         return self.mapping if has_value else None
 
     def _read_nested(self, data: Record, location: str, number: str, depth: int) -> Iterator[Item]:
-        """Yields the items of the records in a record that is none itself. If none of them is read,
-        yields only one error."""
+        """Yields the items of the records that are nested in an object. If none of them can be
+        read, yields only one error."""
         nested = _list_nested(data) if depth < _MAX_DEPTH else []
         errors: list[InputError] | None = []
         for key, value in nested:
@@ -253,14 +254,15 @@ def _locate(error: InputError, location: str, note: str = "") -> InputError:
 
 
 def _list_nested(record: Record) -> list[tuple[str, Any]]:
-    """Returns key and value of the objects in lists of a record, and of its envelopes."""
+    """Returns the key and value of each nested object that may be a record: the items of lists, and
+    the envelopes."""
     decoded = {key: decode_json(value) for key, value in record.items()}
     objects = {key: value for key, value in decoded.items() if isinstance(value, (dict, list))}
     is_envelope = any(isinstance(objects.get(key), dict) for key in _ENVELOPES)
-    is_map = not is_envelope and all(isinstance(value, dict) for value in decoded.values())
+    has_ids = not is_envelope and all(isinstance(value, dict) for value in decoded.values())
     nested: list[tuple[str, Any]] = []
     for key, value in () if _CALL_KEYS & record.keys() else objects.items():
-        if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1 or is_map):
+        if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1 or has_ids):
             nested.append((key, value))
         elif not is_conversation(value) and all(isinstance(item, dict) for item in value):
             nested += [(f"{key}[{i}]", item) for i, item in enumerate(value)]
@@ -285,11 +287,11 @@ def _suggest_map(record: Record) -> str:
             for pattern in (_QUESTION, _ANSWER)
         )
         example = f"prompt={question}, answer={answer}"
-    return f"complete --map '{example}' with its keys {', '.join(paths) or '(none)'}"
+    return f"complete --map '{example}' with the record's keys {', '.join(paths) or '(none)'}"
 
 
 def _iter_paths(record: Record, prefix: str = "", depth: int = 0) -> Iterator[str]:
-    """Yields the expressions of a record's values that are not objects."""
+    """Yields the path of each value of a record that is not an object."""
     for key, encoded in record.items():
         name = key if re.fullmatch(r"[A-Za-z_]\w*", key) else json.dumps(key)
         value = decode_json(encoded)
@@ -338,7 +340,7 @@ def _sort_rows(rows: list[Row]) -> list[Row]:
     times = [_parse_time(row.time) for row in rows]
     if len({isinstance(time, datetime) for time in times}) > 1:
         raise RecordError("some times of the conversation are numbers and some are ISO 8601")
-    # Rows of equal times have the order of the file, which may be that of decreasing times.
+    # Rows of equal times keep the order of the file, or its reverse if its times decrease.
     step = -1 if times == sorted(times, reverse=True) else 1
     order = sorted(range(len(rows))[::step], key=times.__getitem__)
     return [rows[i] for i in order]
@@ -363,7 +365,7 @@ def _parse_time(value: Any) -> Any:
 
 
 def _join_rows(rows: list[Row], key: str, where: str) -> list[Conversation]:
-    """Returns the conversation of rows: of messages, of whole turns, or of request and answer."""
+    """Joins rows to a conversation. Each row is a message, a whole turn, a request or an answer."""
     all_fields = [{k: v for k, v in row.fields.items() if not is_empty(v)} for row in rows]
     if len({fields.get("scope") for fields in all_fields}) > 1:
         raise RecordError("the rows of the conversation have different scopes")
@@ -378,10 +380,11 @@ def _join_rows(rows: list[Row], key: str, where: str) -> list[Conversation]:
     for fields in all_fields:
         for name in ("answer", "system", "tools", "scope", *(() if contents else ("messages",))):
             if name in fields and joined.setdefault(name, fields[name]) != fields[name]:
-                raise RecordError(f'two rows of the conversation have "{name}"')
+                raise RecordError(f'the rows of the conversation have different "{name}"')
     if not contents and not {"messages", "answer"} <= joined.keys():
         missing = "answer" if "messages" in joined else "request"
         raise RecordError(
-            f"no {missing} for this id; read both files as one: cat FILE FILE | ngram-npu ..."
+            f"no {missing} for this id; if requests and answers are in two files, read both as "
+            "one: cat FILE FILE | ngram-npu ..."
         )
     return make_conversations(joined, where, key)

@@ -20,7 +20,7 @@ class Candidate:
 
     Attributes:
         options: Keywords of `NgramConfig`, sorted by name.
-        drafts: As in `ReplayOptions`.
+        drafts: Whether all K tokens are verified (padded) or only the drafted ones (trimmed).
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -135,7 +135,7 @@ CANDIDATES = (
 
 
 def list_candidates(lookup: Mapping[str, Any]) -> Sequence[Candidate]:
-    """Returns the settings to search with the result of `parse_lookup`."""
+    """Returns the settings to search with n-grams of `min_n` to `max_n` tokens; empty: ladders."""
     return [*_list_trimmed(**lookup), *_list_padded(**lookup)] if "min_n" in lookup else _LADDERS
 
 
@@ -169,7 +169,7 @@ _RUNNERS = (
         "padded",
         "ngram_gpu",
         "drafts on the GPU (ngram_gpu). Keeps the V2 runner and asynchronous scheduling; all "
-        "K tokens are verified. A store there (draft_on) is not searched.",
+        "K tokens are verified. Stores on the GPU (draft_on) are not tried.",
         is_synchronous=False,
     ),
     Runner(
@@ -206,7 +206,7 @@ def vllm_options(candidate: Candidate, method: str) -> tuple[str, str]:
             plugin["overlap"] = False
         if config.store is not None:
             plugin |= {"store": config.store, "store_tokens": config.store_tokens}
-    # The plugin's option `lookup` replaces vLLM's bounds for n-grams of 1 to 16 tokens.
+    # For n-grams of 1 to 16 tokens, the option `lookup` is used instead of vLLM's bounds.
     elif method == "ngram_gpu" and (config.min_n, config.max_n) == (1, 16):
         plugin["lookup"] = "1-16"
     else:

@@ -28,7 +28,8 @@ FORMAT = "ngram_npu.tune/2"
 """Format name in every JSON result. The number increases when a field changes its meaning."""
 
 MIN_HELD_OUT = 20
-"""With fewer held-out conversations nothing is recommended: intervals would be too narrow."""
+"""With fewer held-out conversations nothing is recommended, because the bootstrap's intervals are
+too narrow for small samples."""
 
 _MAX_SHOWN = 12
 
@@ -57,7 +58,7 @@ class BatchRow:
 
     Attributes:
         speedup, against: Speed-ups of the recommended setting and of the baseline.
-        ratio: Ratio of these two speed-ups, with the same resampled conversations.
+        ratio: Ratio of these two speed-ups, which are computed from the same resamples.
         expected: Speed-up of the recommended setting on the selection half.
         best: The best setting on the selection half for this batch size alone.
         best_speedup: Speed-up of `best`.
@@ -80,8 +81,9 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class InputResult:
-    """Speed-ups of one input's held-out conversations at the smallest batch size, and the number of
-    conversations that are faster with the recommended setting (`gaining`)."""
+    """Speed-ups of one input's held-out conversations at the smallest batch size: of the
+    recommended setting, and of the baseline (`against`). `gaining` is the number of conversations
+    that the recommended setting makes faster than without drafts."""
 
     name: str
     conversations: int
@@ -244,14 +246,14 @@ def make_report(
     ]
     inputs = []
     for number, name in enumerate(traffic.inputs):
-        selection = held_out & (traffic.input_of == number)
-        if selection.any():
+        of_input = held_out & (traffic.input_of == number)
+        if of_input.any():
             speedup, baseline_speedup = (
-                measured.compute_speedup(c, cost, batch, selection) for c in (candidate, against)
+                measured.compute_speedup(c, cost, batch, of_input) for c in (candidate, against)
             )
-            num_faster = int((speedups[selection] > 1).sum())
+            num_faster = int((speedups[of_input] > 1).sum())
             inputs.append(
-                InputResult(name, int(selection.sum()), speedup, baseline_speedup, num_faster)
+                InputResult(name, int(of_input.sum()), speedup, baseline_speedup, num_faster)
             )
     return TuneReport(
         about=about,
@@ -377,7 +379,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
         entries = [list(entry) for entry in report.lengths]
         lines += [
             "",
-            "To draft by batch size, add this to --speculative-config, or use the option k=auto:",
+            "For draft lengths by batch size, add this to --speculative-config, or use k=auto:",
             "",
             Command(f'"num_speculative_tokens_per_batch_size": {entries}'),
         ]
@@ -417,7 +419,9 @@ def _describe_store(report: TuneReport) -> list[str]:
     )
     tokens = report.candidate.config.store_tokens
     if tokens != STORE_TOKENS:
-        lines.append(f"This store holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
+        lines.append(
+            f"A store of {tokens} tokens needs --max-num-seqs to be at most {tokens // 1024}."
+        )
     return lines
 
 

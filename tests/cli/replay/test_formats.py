@@ -190,8 +190,8 @@ INVALID_RECORDS: list[tuple[Any, str]] = [
     (["a", "b"], "expected an object, got an array"),
     (
         EMBEDDING,
-        r"data\[0\]: no preset reads this record; complete --map 'prompt=KEY, answer=KEY' with its "
-        r"keys object, embedding \(tried: turns, token-ids, ",
+        r"data\[0\]: no preset reads this record; complete --map 'prompt=KEY, answer=KEY' with "
+        r"the record's keys object, embedding \(tried: turns, token-ids, ",
     ),
     ({"turns": []}, '"turns" is empty; read as turns'),
     (make_turns({"prompt": "p"}), r'turns\[0\]: missing key "completion"'),

@@ -136,7 +136,7 @@ def test_map_reads_records_of_unknown_formats(
 ) -> None:
     path = tmp_path / "talk.jsonl"
     path.write_bytes(as_lines(records))
-    with pytest.raises(InputError, match=r"complete --map '.*' with its keys "):
+    with pytest.raises(InputError, match=r"complete --map '.*' with the record's keys "):
         load_inputs([path])
     (item,) = load_inputs([path], ReadingOptions(map=map_text))
     ((turn,),) = (conversation.turns for conversation in item.conversations)
@@ -180,7 +180,7 @@ INVALID_RECORDS: list[tuple[list[Any], str]] = [
     ([make_row("user") | {"conversation_id": None}], "the row has no conversation"),
     (
         [{"custom_id": "a", "body": {"messages": []}}],
-        "no answer for this id; read both",
+        "no answer for this id; .* read both",
     ),
     ([{"prompt": "Hi", "output": "Ho", "answer": "Ha"}], "no preset reads this record; complete"),
     ([{"messages": [{"role": "user", "content": "Hi"}], "answer": "Ho"}], "no preset reads this"),
@@ -189,7 +189,7 @@ INVALID_RECORDS: list[tuple[list[Any], str]] = [
         [{"role": "user", "content": "secret"}],
         "role=role, .* conversation=KEY, time=",
     ),
-    ([{"a": {"b": {"c": 5}}, "d": "secret"}], r"a\.b: no preset .* with its keys c \("),
+    ([{"a": {"b": {"c": 5}}, "d": "secret"}], r"a\.b: no preset .* with the record's keys c \("),
     ([[{"id": 1, "role": "user", "content": "Hi"}] * 2], "several messages have the same id"),
     (
         [{"mapping": {"b": {"parent": "a"}}, "current_node": "b"}],

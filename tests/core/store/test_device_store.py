@@ -187,14 +187,14 @@ def test_memory_of_a_million_tokens_is_known() -> None:
 
 DAMAGE: dict[str, tuple[Callable[[DeviceStore], Any], str]] = {
     "allocator": (lambda s: s.allocator[1].add_(1), "allocator"),
-    "number": (lambda s: s.blocks[3, 0].add_(16), "number that is not in the ring"),
+    "number": (lambda s: s.blocks[3, 0].add_(16), "number is not one of the newest"),
     "fill": (lambda s: s.blocks[3, 3].fill_(257), "wrong fill"),
     "successor": (lambda s: s.blocks[:, 2].masked_fill_(s.blocks[:, 0] > 0, 1), "wrong successor"),
-    "free block": (lambda s: s.blocks[3, 0].zero_(), "a free block has a state"),
+    "free block": (lambda s: s.blocks[3, 0].zero_(), "the head of a free block is not 0"),
     "slot's block": (lambda s: s.slots[0, 0].fill_(2**20), "not assigned"),
     "slot's length": (lambda s: s.slots[0, 1].fill_(-1), "negative length"),
     "two slots": (lambda s: s.slots[:, 0].fill_(int(s.slots[:, 0].max())), "the same block"),
-    "text": (lambda s: s.text.add_(1), "has other tokens"),
+    "text": (lambda s: s.text.add_(1), "belong to another column"),
     "entry": (lambda s: s.table[0].fill_(int(s.table.max()) + 1), "refers to no token"),
 }
 

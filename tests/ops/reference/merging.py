@@ -15,8 +15,8 @@ UNIT = 65536
 
 
 def update_mean(mean: int, accepted: int) -> int:
-    """Returns the mean after a step with this number of accepted tokens, which has weight 1/8.
-    Rounds towards the old mean."""
+    """Returns the mean, in 1/65536 token, after a step with this number of accepted tokens. The
+    step has weight 1/8. Rounds towards the old mean."""
     difference = accepted * UNIT - mean
     return mean + abs(difference) // 8 * (1 if difference > 0 else -1)
 

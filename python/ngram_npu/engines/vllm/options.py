@@ -47,8 +47,8 @@ STORE_OPTIONS = (
 )
 COST_OPTIONS = ("min_draft_probability", "token_cost", "costs_file")
 MAX_DEVICE_BATCHES = 2
-"""A store on the device holds back the text of a request's newest step. With more steps in flight,
-it would store the tokens of steps that begin after a request's last one."""
+"""A store on the device stores text one step late, because the request may have ended already. With
+more batches in flight, it would store tokens from after the end of a request."""
 AUTO_MIN_PROBABILITY = 0.177
 """Default ``min_draft_probability``, for servers where one more token takes 5 % of a step."""
 UNCUT = sys.float_info.min
@@ -72,10 +72,10 @@ class Options:
     max_num_seqs: int
     max_model_len: int
     min_draft_probability: float | None
-    """The configured value. The value in ``ngram`` is ``UNCUT`` where vLLM verifies all positions
-    of a
-    draft: a shorter draft would be padded, and padding costs as much and is seldom accepted."""
+    """The configured value. The value in ``ngram`` is ``UNCUT`` if vLLM verifies all positions of a
+    draft: then a draft that ends early saves nothing."""
     keep_drafting: bool
+    """Whether a request that sampled something always gets a draft."""
     beside: bool
     """Whether n-gram drafts are added to those of a neural drafter."""
     sources: tuple[str, ...]
@@ -140,8 +140,8 @@ class Options:
     def drafts_on_host(self, device_type: str) -> bool:
         """Returns whether the V2 runner drafts on the host.
 
-        With ``auto`` it does so with an ``NgramStore``, and if the rows are in host memory and an
-        index is faster than a scan.
+        With ``auto`` it does so if there is an ``NgramStore``, or if the rows are in host memory
+        and an index is faster than a scan.
 
         Raises:
             ValueError: The device does not support these options.
@@ -245,7 +245,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         ngram = replace(ngram, min_draft_probability=UNCUT)
     if settings.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
         settings["store_file"] += f".{number}"
-    # The layers of such models (Mamba, GDN) keep a state instead of a KV cache. Without vLLM's fix,
+    # Recurrent layers (Mamba, GDN) keep a state instead of a KV cache. Without vLLM's fix,
     # a step without drafts corrupts this state if the step before had accepted drafts.
     has_state = any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
     option_names = [field.name for field in fields(Options) if field.name in settings]
@@ -429,7 +429,7 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> str:
     ``auto`` depends on what the runner verifies. If the runner verifies all positions of a draft,
     the lookup is 1-16, because unlikely tokens cost no more than padding. If the runner verifies
     only the tokens found, and the host drafts, the lookup is a ladder that ends drafts by their
-    cost. A store needs a ladder too.
+    cost. A store on the host needs a ladder too.
     """
     lookup: str = settings.get("lookup", "ngram")
     if lookup != "auto":

@@ -17,8 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 from ngram_npu.engines.vllm.patching import format_error, logger
 
 MAX_PUBLISHERS = 64
-"""Maximum number of addresses. Names take turns, so that whoever answers for one of them and
-invents addresses does not displace those of the others."""
+"""Maximum number of addresses. They are taken from the names in turn, so that false addresses of
+one name cannot displace those of the others."""
 MAX_LOG_LINES = 1000
 RESOLVE_INTERVAL_S = 60.0
 _NETWORK_TABLES = Path("/proc/net")
@@ -46,7 +46,8 @@ def parse_publishers(value: str | Sequence[str]) -> tuple[Publisher, ...]:
     """Reads the value of ``store_feed``: a list, or a text with commas, as in the environment.
 
     Raises:
-        ValueError: An entry has another format, or there are no or too many entries. One line.
+        ValueError: An entry has another format, or there are no or too many entries. The message
+            is one line.
     """
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, (list, tuple)) or not 1 <= len(entries) <= MAX_PUBLISHERS:
@@ -124,7 +125,7 @@ class StateLog:
         self._logged: set[tuple[object, str]] = set()
 
     def log(self, subject: object, state: str, detail: str = "") -> None:
-        """Logs ``subject`` and ``state``, unless it has. ``detail`` may differ between lines."""
+        """Logs ``subject`` and ``state``, unless this pair was logged before, with any detail."""
         if (subject, state) not in self._logged and len(self._logged) < MAX_LOG_LINES:
             self._logged.add((subject, state))
             logger.info("ngram_npu feed: %s %s%s", subject, state, " ".join(detail.split())[:200])
@@ -160,7 +161,8 @@ class AddressBook:
             try:
                 self._resolve_all()
             except Exception as error:
-                self._log.log("store_feed", "keeps its addresses", f": {format_error(error)}")
+                state = "failed to update its addresses and keeps the last ones"
+                self._log.log("store_feed", state, f": {format_error(error)}")
             self._closed.wait(RESOLVE_INTERVAL_S)
 
     def _resolve_all(self) -> None:

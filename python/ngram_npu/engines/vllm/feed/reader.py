@@ -3,7 +3,7 @@
 The thread shares Python's interpreter lock with the scheduler. It works for a fraction of a
 millisecond, or for one event, and then waits several times as long, so even a publisher that sends
 without end takes only a small share of the time of a step. All memory is bounded: what arrives too
-fast waits in its publisher's process, and then the oldest text of this publisher is dropped.
+fast waits in its publisher's process, and the reader drops the oldest waiting text for newer text.
 Nothing that a publisher sends ends the thread or raises an error in the scheduler.
 """
 
@@ -26,11 +26,12 @@ from ngram_npu.engines.vllm.feed.texts import MAX_TEXTS, FedText, FeedCounters
 from ngram_npu.engines.vllm.patching import format_error
 
 KNOWN_BLOCKS = 1 << 20
-"""Blocks of all publishers after which a text can continue: 230 MB."""
+"""Number of blocks of all publishers that are remembered, so that later blocks can be joined to
+them: 230 MB."""
 WAITING_TOKENS = 1 << 20
 """Tokens of all publishers that can wait for the engine; a text counts as 64 tokens more."""
 READY_TOKENS = 1 << 15
-"""Tokens, in addition, that the engine can take at once."""
+"""Maximum number of tokens in ``ready``, in addition to ``WAITING_TOKENS``."""
 TEXT_TOKENS = 1 << 12
 """Maximum length of a text that is made ready. Publishers take turns, text by text."""
 WORK_S = 0.0002
@@ -54,7 +55,7 @@ class FeedReader:
             vocab_size: Number of the model's token ids. Text with other ids is rejected.
             own_endpoint: Where this engine publishes, which is not read; None: nowhere.
         """
-        self._vocab_size, self._numbers, self._log = vocab_size, count(), StateLog()
+        self._vocab_size, self._text_numbers, self._log = vocab_size, count(), StateLog()
         self._book = AddressBook(publishers, own_endpoint, self._log)
         self._addresses: tuple[Publisher, ...] = ()
         self._connections: dict[Publisher, Connection] = {}
@@ -64,10 +65,10 @@ class FeedReader:
         self.ready: deque[tuple[float, FedText]] = deque()
         self._num_made_ready = self._num_taken = 0
         self._counted: tuple[FeedCounters, tuple[Connection, ...]] = FeedCounters(), ()
-        """Counters of removed publishers, and the others. Replaced as a whole, because another
-        thread reads them."""
+        """Counters of removed publishers, and connections of the others. Replaced as a whole,
+        because another thread reads them."""
         self._unused_blocks: list[Blocks] = []
-        """Of removed publishers. Each turn frees a part."""
+        """Blocks of removed publishers. Each turn frees a part, because freeing all takes long."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ngram_npu feed", daemon=True)
         self._thread.start()
@@ -166,7 +167,7 @@ class FeedReader:
             self._addresses = addresses
 
     def _connect(self, publisher: Publisher) -> None:
-        joiner = TextJoiner(self._vocab_size, self._numbers)
+        joiner = TextJoiner(self._vocab_size, self._text_numbers)
         self._connections[publisher] = Connection(publisher, joiner, self._log)
         self._counted = self._counted[0], tuple(self._connections.values())
         for connection in self._connections.values():
