@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from ngram_npu.engines.vllm.metrics import INTERVAL_S
 from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import TokenRequest
 from ngram_npu_cli.replay.walks import Counts
@@ -109,6 +110,7 @@ def compare_replays(requests: Sequence[TokenRequest], num_replicas: int, feed: A
         all_counts = sum(counts[: len(counts) // 2], second_half)
         result["engine"] = make_figures(all_counts, second_half)
         if feed == "fed":
+            time.sleep(2 * INTERVAL_S)  # an engine updates its metrics periodically
             totals = sum_metrics(engines).items()
             result["feed"] = {name: value for name, value in totals if name.endswith("_total")}
     return result
