@@ -116,8 +116,9 @@ def _list_candidates(record_keys: tuple[str, ...]) -> list[tuple[FieldMapping, l
         required = [re.split(r"[|^]", group) for group in keys.split() if group[0] != "-"]
         conflicts = [["", g[1:]] if g[0] == "-" else g.split("^") for g in keys.split()]
         present = [[key for key in group if key in ("", *record_keys)] for group in conflicts]
-        mapping = parse_map(name)
-        if mapping and all(set(group) & {*record_keys} for group in required):
+        if not all(set(group) & {*record_keys} for group in required):
+            continue  # and its expressions, which may need jmespath, are not compiled
+        if mapping := parse_map(name):
             candidates.append((mapping, [group for group in present if len(group) > 1]))
     return candidates
 
