@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 from os import PathLike
@@ -20,22 +21,22 @@ class ClearedDuringSaveError(Exception):
     """Text that was already copied to the file has been cleared."""
 
 
-class TextStore:
+class TextStore(ABC):
     """Base of :class:`NgramStore` and :class:`DeviceStore`."""
 
     tokenizer: str
 
+    @abstractmethod
     def texts(self) -> list[tuple[int, Int32Array]]:
         """Returns scope and text of each request, as far as its blocks are still in the store."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_text(self, text: Int32Array, scope: int) -> None:
         """Adds a text as a request that uses the last slot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _save_once(self, path: str | PathLike[str]) -> None:
         """Writes a file. Raises ClearedDuringSaveError if text was cleared meanwhile."""
-        raise NotImplementedError
 
     def warm(self, texts: Iterable[npt.ArrayLike], *, scope: int | str | None = None) -> None:
         """Adds texts to the store, one after the other, each as the output of one request.
