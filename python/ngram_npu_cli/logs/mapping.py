@@ -317,7 +317,7 @@ def _check_scope(value: Any, location: str) -> str | int:
 # Rows that are parts of a conversation
 
 
-def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, Item]]:
+def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, Conversation | InputError]]:
     """Yields the conversations of rows, or an error, each with its number of rows."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
