@@ -8,6 +8,7 @@ because only a batch is in memory at a time.
 from __future__ import annotations
 
 import codecs
+import errno
 import gzip
 import io
 import json
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 from ngram_npu.errors import InputError, RecordError, import_optional, to_one_line
 
 from ngram_npu_cli.logs.presets import is_conversation
-from ngram_npu_cli.logs.remote import LogPath, RemotePath
+from ngram_npu_cli.logs.remote import LogPath, list_errors
 from ngram_npu_cli.logs.tables import read_table
 
 File = TypeVar("File")
@@ -76,19 +77,20 @@ def find_files(path: LogPath) -> list[LogPath]:
     Raises:
         InputError: The path does not exist, or a folder is empty or cannot be read.
     """
-    if not path.is_dir():
-        if path != STDIN and not path.exists():
-            raise InputError(f"{path}: no such file or directory")
-        return [path]
     files: list[Any] = []
     folders: list[Any] = [path]
     try:
+        if path != STDIN and not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "no such file or directory")
+        # Over HTTP, a file is also a folder, and listing it would download it.
+        if path.is_file() or not path.is_dir():
+            return [path]
         for folder in folders:  # the loop appends to this list
             entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
             folders += [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
             files += [entry for entry in entries if entry.is_file()]
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+    except list_errors(path) as error:
+        raise _convert_error(path, error) from error
     if not files:
         raise InputError(f"{path}: no files in this directory")
     return sorted(files)
@@ -204,8 +206,6 @@ def _read_pieces(file: io.BufferedReader, position: list[int]) -> Iterator[tuple
 
 @contextmanager
 def _convert_errors(path: LogPath, name: str, position: list[int]) -> Iterator[None]:
-    # The packages of remote storage have their own classes of errors.
-    read_errors = Exception if isinstance(path, RemotePath) else OSError
     try:
         yield
     except InputError:
@@ -214,9 +214,13 @@ def _convert_errors(path: LogPath, name: str, position: list[int]) -> Iterator[N
         # The complete lines before were unpacked, so the damage is in or soon after the next line.
         reason = f"damaged gzip data: {to_one_line(error)}"
         raise InputError(f"{name}:{position[0] + 1}: {reason}") from error
-    except read_errors as error:
-        reason = getattr(error, "strerror", None) or to_one_line(error)
-        raise InputError(f"{name}: {reason}") from error
+    except list_errors(path) as error:
+        raise _convert_error(name, error) from error
+
+
+def _convert_error(name: object, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or to_one_line(error) or type(error).__name__
+    return InputError(f"{name}: {reason}")
 
 
 @contextmanager
