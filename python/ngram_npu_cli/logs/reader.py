@@ -161,7 +161,8 @@ class BatchResult(Generic[Converted]):
 
 @dataclass(frozen=True)
 class BatchReader(Generic[Converted]):
-    """Parses a part of a file and converts its conversations, in any process."""
+    """Parses a part of a file and converts its conversations, in any process. The error of a
+    conversion is that of the record."""
 
     options: ReadingOptions
     scope_field: str | None
@@ -177,7 +178,10 @@ class BatchReader(Generic[Converted]):
                 if isinstance(item, (InputError, Row)):
                     result.items.append(item)
                     continue
-                result.items.append((item.where, self.convert(item)))
+                try:
+                    result.items.append((item.where, self.convert(item)))
+                except RecordError as error:
+                    result.items.append(error)
                 num_conversations += 1
                 if num_conversations == self.options.limit:
                     break
@@ -304,11 +308,15 @@ def _iter_items(
         if result.error is not None:
             raise result.error
     for num_rows, grouped in group_rows(rows):
-        if isinstance(grouped, InputError):
-            skipped.add(grouped, num_rows)
-        elif isinstance(grouped, Conversation):
+        try:
+            if isinstance(grouped, InputError):
+                raise grouped
+            converted = convert(grouped)
+        except InputError as error:
+            skipped.add(error, num_rows)
+        else:
             skipped.used += num_rows
-            yield convert(grouped)
+            yield converted
 
 
 def keep_conversation(conversation: Conversation) -> Conversation:
@@ -325,22 +333,17 @@ def read_requests(
     scope_field: str | None = None,
     progress: ShowProgress = ignore_progress,
 ) -> tuple[list[InputLog], list[str]]:
-    """Reads and tokenizes conversations as `read_logs` does. Also skips conversations that the chat
-    template rejects.
+    """Reads conversations as `read_logs` does, and tokenizes them.
 
     If a conversation has text, `tokenization` is loaded afterwards.
     """
-    skipped: defaultdict[int, Skipped] = defaultdict(
-        lambda: Skipped("conversations", strict=options.strict)
-    )
 
     def receive_tokenized(number: int, conversation: TokenizedConversation) -> None:
         if conversation.has_text:
             tokenization.load()
-        if conversation.check_or_skip(skipped[number]):
-            receive(number, conversation)
+        receive(number, conversation)
 
-    logs, omissions = read_logs(
+    return read_logs(
         paths,
         options,
         receive_tokenized,
@@ -348,11 +351,6 @@ def read_requests(
         scope_field=scope_field,
         progress=progress,
     )
-    inputs = [
-        InputLog(log.name, (*log.notes, *skipped[number].list_notes()))
-        for number, log in enumerate(logs)
-    ]
-    return inputs, omissions
 
 
 def _shorten(file: LogPath) -> str:
@@ -364,30 +362,15 @@ def _shorten(file: LogPath) -> str:
     return file.name
 
 
-@dataclass(frozen=True)
-class TokenizedConversation:
-    """A conversation as requests of token ids.
+class TokenizedConversation(NamedTuple):
+    """A conversation as requests of token ids: several if the template changes earlier turns.
 
-    Attributes:
-        id, scope: As in `Conversation`.
-        requests: One request, or several if the template changes earlier turns.
-        has_text: Whether it was recorded as text, which needs a tokenizer.
-        error: The template rejects the conversation, or a text has no tokenizer.
+    `has_text` is whether it was recorded as text, which needs a tokenizer.
     """
 
-    id: str
     scope: str | int | None
-    requests: tuple[TokenRequest, ...]
+    requests: list[TokenRequest]
     has_text: bool
-    error: RecordError | None = None
-
-    def check_or_skip(self, skipped: Skipped) -> bool:
-        """Returns whether the conversation can be used. If not, `skipped` counts it."""
-        if self.error is not None:
-            skipped.add(self.error)
-        else:
-            skipped.used += 1
-        return self.error is None
 
 
 class Tokenization:
@@ -444,15 +427,9 @@ class Tokenization:
         return {**vars(self), "tokenizer": None, "_template": None}
 
     def tokenize(self, conversation: Conversation) -> TokenizedConversation:
-        """Returns the conversation as requests, or with the error for which it is to be skipped."""
-        requests: tuple[TokenRequest, ...] = ()
-        error = None
-        try:
-            requests = tuple(self.make_requests(conversation))
-        except RecordError as record_error:
-            error = record_error
-        has_text = not conversation.has_token_ids
-        return TokenizedConversation(conversation.id, conversation.scope, requests, has_text, error)
+        """Returns the conversation as requests. Raises the errors of `make_requests`."""
+        requests = self.make_requests(conversation)
+        return TokenizedConversation(conversation.scope, requests, not conversation.has_token_ids)
 
     def make_requests(self, conversation: Conversation) -> list[TokenRequest]:
         """Returns one request, or several if the template changes earlier turns.
