@@ -26,15 +26,13 @@ from ngram_npu_cli.logs.conversations import (
     stdlib_conversations,
 )
 from ngram_npu_cli.logs.reader import (
-    IDS_ONLY,
     Progress,
-    Tokenization,
-    TokenizedConversation,
     ignore_progress,
     keep_conversation,
     read_logs,
     read_requests,
 )
+from ngram_npu_cli.logs.tokenization import IDS_ONLY, Tokenization, TokenizedConversation
 from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
 from ngram_npu_cli.replay.replay_report import ReplayFigures, ReplayReport, format_table

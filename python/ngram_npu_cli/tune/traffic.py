@@ -15,7 +15,8 @@ import numpy.typing as npt
 from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.conversations import Conversation, TokenRequest
-from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
+from ngram_npu_cli.logs.reader import Progress, Skipped, ignore_progress, read_logs
+from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.options import TuneOptions
 from ngram_npu_cli.report import TOKENIZER_WARNING
 

@@ -18,7 +18,7 @@ import pytest
 from ngram_npu_cli.logs.files import Batch
 from ngram_npu_cli.logs.mapping import Row, convert_batch, group_rows
 from ngram_npu_cli.logs.presets import PRESETS
-from ngram_npu_cli.logs.reader import Tokenization
+from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.options import ReadingOptions
 from ngram_npu_cli.replay import Conversation, InputError, ReplayOptions, load_inputs, replay
 from preset_samples import CONVERSATIONS, SHAPES, Record, make_records
