@@ -244,7 +244,7 @@ def test_rows_of_one_conversation_are_its_turns(tmp_path: Path) -> None:
     assert counts[0][0] == 1
 
 
-UNDETECTABLE = re.compile(r"parent|\.key$|^litellm: proxy\.messages$")
+UNDETECTABLE = re.compile(r"parent|ancestors|\.key$|^litellm: proxy\.messages$")
 """Fields whose change results in another valid record: a root, another attribute, a prompt."""
 
 
