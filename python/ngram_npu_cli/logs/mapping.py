@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cache, lru_cache
@@ -31,7 +31,8 @@ FIELDS = (
 
 _ENVELOPES = (
     *("data", "body", "payload", "event", "log", "message", "@message", "value", "json", "record"),
-    *("item", "_source", "hits", "result", "results"),
+    *("item", "_source", "hits", "result", "results", "jsonPayload", "log_processed", "line"),
+    *("row", "after", "properties"),
 )
 """Keys of objects that may contain a record. An object may also contain one if it is the only
 object of its parent, or if the parent contains nothing but objects: records by their ids."""
@@ -41,8 +42,20 @@ _CALL_KEYS = {
 }
 """A record with one of these keys is a call of a model. It is not searched for nested records."""
 _MAX_DEPTH = 6
-_QUESTION = r"(prompt|\bask|question|query|input|instruction|request|user|message)(?!.*id$)"
-_ANSWER = "(answer|output|response|completion|reply|assistant|generat|result|target)(?!.*id$)"
+_QUESTION = r"(prompt|\bask|question|query|input|instruction|request|user|message|^text)(?!.*id$)"
+_ANSWER = (
+    r"(answer|output|response|completion|reply|assistant|generat|result|target|chosen|sampled|"
+    r"resps|\bout\b|bot$)(?!.*id$)"
+)
+_ROW = (
+    "(role|sender|speaker|author|who|from)(_?type)?$",
+    "(content|text|msg|message|body|value|words)$",
+    "conv|chat|session|thread|dialog|ticket|talk|tree",
+    "(time|timestamp|date|_at|createdAt|turn|index|idx|pos|position|seq|order|ts|step)$",
+)
+"""Of a message per record, the paths of role, content, conversation and time."""
+_REQUEST_KEYS = {"messages", "contents", "role", "from"}
+_RESPONSE_KEYS = {"choices", "candidates", "stop_reason", "done"}
 
 
 class OtherKindError(RecordError):
@@ -280,26 +293,59 @@ def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
 
 def _suggest_map(record: Record) -> str:
     """Returns the keys of a record, without values, and a mapping to complete."""
-    paths = list(islice(_iter_paths(record), 24))
-    example = "role=role, content=content, conversation=KEY, time=KEY"
-    if not {"role", "content"} <= record.keys():
-        question, answer = (
-            next((path for path in paths if re.search(pattern, path, re.IGNORECASE)), "KEY")
-            for pattern in (_QUESTION, _ANSWER)
-        )
-        example = f"prompt={question}, answer={answer}"
-    return f"complete --map '{example}' with the record's keys {', '.join(paths) or '(none)'}"
+    values = dict(islice(_iter_values(record), 200))
+    paths = ", ".join([*values][:24]) or "(none)"
+    return f"complete --map '{_make_example(values)}' with the record's keys {paths}"
 
 
-def _iter_paths(record: Record, prefix: str = "", depth: int = 0) -> Iterator[str]:
-    """Yields the path of each value of a record that is not an object."""
+def _make_example(values: Mapping[str, Any]) -> str:
+    """Returns a mapping of the paths that fit best, with KEY for those that are not found."""
+    texts = {k: v for k, v in values.items() if v and isinstance(v, (str, list, dict))}
+    system = _find_path(texts, r"system(_?prompt|_?message|_?instructions?)?$")
+    texts.pop(system, None)
+    question = _find_path(texts, _QUESTION, _REQUEST_KEYS)
+    value = texts.pop(question, None)
+    answer = _find_path(texts, _ANSWER, _RESPONSE_KEYS)
+    if answer == "KEY" and isinstance(value, list) and isinstance(value[0], dict):
+        return f"messages={question}"
+    role, content, chat, time = (_find_path(values, pattern) for pattern in _ROW)
+    if answer == "KEY" and "KEY" not in (role, content):
+        return f"role={role}, content={content}, conversation={chat}, time={time}"
+    for path, value in texts.items() if question == answer == "KEY" else ():
+        if isinstance(value, list) and isinstance(value[0], (str, list)):
+            return f"messages=dialog({path}[])"
+    example = f"prompt={question}, answer={answer}"
+    return example if system == "KEY" else f"{example}, system={system}"
+
+
+def _find_path(values: Mapping[str, Any], pattern: str, keys: Set[str] = frozenset()) -> str:
+    """Returns the path of an object with one of the keys, or of a list of such objects; else the
+    first path that matches the pattern, or KEY."""
+    for path, value in values.items():
+        item = value[0] if value and isinstance(value, list) else value
+        if isinstance(item, dict) and keys & item.keys():
+            return path
+    return next((path for path in values if re.search(pattern, path, re.IGNORECASE)), "KEY")
+
+
+def _iter_values(record: Record, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yields path and value of each value of a record that is not an object, or is a request or a
+    response."""
     for key, encoded in record.items():
-        name = key if re.fullmatch(r"[A-Za-z_]\w*", key) else json.dumps(key)
+        path = prefix + (key if re.fullmatch(r"[A-Za-z_]\w*", key) else json.dumps(key))
         value = decode_json(encoded)
-        if isinstance(value, dict) and value and depth < _MAX_DEPTH:
-            yield from _iter_paths(value, f"{prefix}{name}.", depth + 1)
+        while isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
+            path, value = f"{path}[0]", decode_json(value[0])
+        is_body = isinstance(value, dict) and (_REQUEST_KEYS | _RESPONSE_KEYS) & value.keys()
+        if (
+            isinstance(value, dict)
+            and value
+            and depth < _MAX_DEPTH
+            and not (is_body and len(value) > 1)
+        ):
+            yield from _iter_values(value, f"{path}.", depth + 1)
         else:
-            yield f"{prefix}{name}"
+            yield path, value
 
 
 def _check_scope(value: Any, location: str) -> str | int:
