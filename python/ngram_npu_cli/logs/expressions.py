@@ -161,7 +161,9 @@ def list_tree(node: Any, key: str) -> list[Any]:
 
 def make_dialog(texts: Any) -> list[dict[str, Any]]:
     """Returns the messages of texts, of which every second is an answer."""
-    texts = [text for text in texts if text is not None] if isinstance(texts, list) else None
+    texts = list(texts) if isinstance(texts, list) else []
+    while texts and texts[-1] is None:  # of a table's row
+        texts.pop()
     if not texts or len(texts) % 2 or not all(isinstance(text, str) for text in texts):
         raise RecordError("a dialog must be a list of texts, of which every second is an answer")
     return [{("user", "assistant")[i % 2]: text} for i, text in enumerate(texts)]

@@ -54,8 +54,10 @@ _ROW = (
     "(time|timestamp|date|_at|createdAt|turn|index|idx|pos|position|seq|order|ts|step)$",
 )
 """Of a message per record, the paths of role, content, conversation and time."""
-_REQUEST_KEYS = {"messages", "contents", "role", "from"}
+_DIALOG = "(?i)dialog|conv|chat|turn|history|utterance|^data$"
+_REQUEST_KEYS = {"messages", "contents", "chat_history", "role", "from"}
 _RESPONSE_KEYS = {"choices", "candidates", "stop_reason", "done"}
+_BODY_KEYS = _REQUEST_KEYS | _RESPONSE_KEYS | {"content", "text", "parts"}
 
 
 class OtherKindError(RecordError):
@@ -287,6 +289,9 @@ def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
     """Describes the keys of a record that no preset reads, and a mapping to complete."""
     if mapping is not None and not mapping.name:
         return f"the expressions of --map select nothing; {_suggest_map(record)}"
+    for _, nested in _list_nested(record):
+        if isinstance(nested, dict) and "KEY" not in (suggestion := _suggest_map(nested)):
+            return f"no preset reads this record; for those in it, {suggestion}"
     tried = ", ".join(PRESETS) if mapping is None else mapping.name
     return f"no preset reads this record; {_suggest_map(record)} (tried: {tried})"
 
@@ -300,29 +305,63 @@ def _suggest_map(record: Record) -> str:
 
 def _make_example(values: Mapping[str, Any]) -> str:
     """Returns a mapping of the paths that fit best, with KEY for those that are not found."""
-    texts = {k: v for k, v in values.items() if v and isinstance(v, (str, list, dict))}
+    texts = {path: value for path, value in values.items() if _is_text(value)}
     system = _find_path(texts, r"system(_?prompt|_?message|_?instructions?)?$")
     texts.pop(system, None)
     question = _find_path(texts, _QUESTION, _REQUEST_KEYS)
-    value = texts.pop(question, None)
+    request = texts.pop(question, None)
     answer = _find_path(texts, _ANSWER, _RESPONSE_KEYS)
-    if answer == "KEY" and isinstance(value, list) and isinstance(value[0], dict):
+    if answer == "KEY" and isinstance(_get_item(request), dict):
         return f"messages={question}"
     role, content, chat, time = (_find_path(values, pattern) for pattern in _ROW)
     if answer == "KEY" and "KEY" not in (role, content):
         return f"role={role}, content={content}, conversation={chat}, time={time}"
-    for path, value in texts.items() if question == answer == "KEY" else ():
-        if isinstance(value, list) and isinstance(value[0], (str, list)):
-            return f"messages=dialog({path}[])"
+    if question == answer == "KEY" and (dialog := _find_dialog(values)):
+        return f"messages=dialog({dialog})"
+    names = {re.sub(r"\d", "", path) for path in (question, answer)}
+    numbered = [path for path in values if re.sub(r"\d", "", path) in names]
+    if len(numbered) > 2:  # question1, answer1, question2, ...
+        return f"messages=dialog([{', '.join(numbered)}])"
+    if isinstance(texts.get(answer), list) and isinstance(texts[answer][0], str):
+        answer = f"{{choices: {answer}[].{{text: @}}}}"
     example = f"prompt={question}, answer={answer}"
     return example if system == "KEY" else f"{example}, system={system}"
+
+
+def _find_dialog(values: Mapping[str, Any]) -> str | None:
+    """Returns an expression for the texts of a list of texts, or of pairs of a question and an
+    answer."""
+    for path, value in values.items():
+        item = _get_item(value)
+        if path == "data" and isinstance(item, list):
+            continue  # the rows of a table
+        if isinstance(value, list) and isinstance(item, dict):
+            pair = [_find_path(item, pattern) for pattern in (_QUESTION, _ANSWER)]
+            if "KEY" not in pair:
+                return f"{path}[].[{', '.join(pair)}][]"
+        elif isinstance(value, list) and re.search(_DIALOG, path) and isinstance(item, (str, list)):
+            return f"{path}[]"
+    return None
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value may be a text, messages, a request or a response."""
+    item = _get_item(_get_item(value))
+    return bool(
+        _BODY_KEYS & item.keys() if isinstance(item, dict) else isinstance(item, str) and item
+    )
+
+
+def _get_item(value: Any) -> Any:
+    """Returns the first item of a list, and another value itself."""
+    return value[0] if value and isinstance(value, list) else value
 
 
 def _find_path(values: Mapping[str, Any], pattern: str, keys: Set[str] = frozenset()) -> str:
     """Returns the path of an object with one of the keys, or of a list of such objects; else the
     first path that matches the pattern, or KEY."""
     for path, value in values.items():
-        item = value[0] if value and isinstance(value, list) else value
+        item = _get_item(value)
         if isinstance(item, dict) and keys & item.keys():
             return path
     return next((path for path in values if re.search(pattern, path, re.IGNORECASE)), "KEY")
@@ -334,18 +373,21 @@ def _iter_values(record: Record, prefix: str = "", depth: int = 0) -> Iterator[t
     for key, encoded in record.items():
         path = prefix + (key if re.fullmatch(r"[A-Za-z_]\w*", key) else json.dumps(key))
         value = decode_json(encoded)
-        while isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
-            path, value = f"{path}[0]", decode_json(value[0])
-        is_body = isinstance(value, dict) and (_REQUEST_KEYS | _RESPONSE_KEYS) & value.keys()
-        if (
-            isinstance(value, dict)
-            and value
-            and depth < _MAX_DEPTH
-            and not (is_body and len(value) > 1)
-        ):
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            item = decode_json(value[0])
+            path, value = (f"{path}[0]", item) if isinstance(item, dict) else (path, value)
+        if isinstance(value, dict) and value and depth < _MAX_DEPTH and not _is_body(value):
             yield from _iter_values(value, f"{path}.", depth + 1)
         else:
             yield path, value
+
+
+def _is_body(value: Mapping[str, Any]) -> bool:
+    """Whether an object is a request, a response, or a column of a table."""
+    is_column = all(key.isdecimal() for key in value)
+    return is_column or (
+        bool((_REQUEST_KEYS | _RESPONSE_KEYS) & value.keys()) and [*value] != ["messages"]
+    )
 
 
 def _check_scope(value: Any, location: str) -> str | int:

@@ -79,7 +79,7 @@ PRESETS: dict[str, tuple[str, str]] = {
         "messages=inputs, answer=json(outputs), tools=extra.invocation_params.tools",
     ),
     "langfuse": (
-        f"input output observations|{_TRACE}",
+        f"input output observations|{_TRACE} -ml_app",
         "records=observations[?type=='GENERATION'] || [@], keep=!type || type == 'GENERATION', "
         "messages=input, answer=output",
     ),
@@ -136,7 +136,7 @@ PRESETS: dict[str, tuple[str, str]] = {
     ),
     "history": (
         "instruction|query output|response history",
-        'messages=dialog([history[], join(`"\\n"`, [instruction, query, input][?@]), '
+        'messages=dialog([(history || `[]`)[], join(`"\\n"`, [instruction, query, input][?@]), '
         f"output || response][]), {_CONTEXT}",
     ),
     "pair-rows": (f"{_PAIR_KEYS} {_CHAT}", f"{_PAIR}, {_PART}"),
