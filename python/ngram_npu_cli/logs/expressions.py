@@ -130,11 +130,15 @@ def list_thread(nodes: Any, last: Any) -> list[Any] | None:
 
 def _read_message(message: Any) -> list[Any]:
     """Returns a message of a tree; nothing if it is an empty system message or not the model's."""
-    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(message, dict):
+        return [message]
+    content = message.get("content")
     if isinstance(content, dict):  # of ChatGPT, with a key for each type of content
         kind = content.get("content_type")
         values = [content[key] for key in _CONTENT_KEYS if content.get(key)]
-        if not values and kind not in ("text", "reasoning_recap"):
+        if kind == "reasoning_recap":
+            return []
+        if not values and kind != "text":
             raise RecordError(f"no text in a message whose content is of the type {kind!r:.40}")
         content = [
             {"type": part.get("content_type"), **part} if isinstance(part, dict) else part
@@ -142,14 +146,8 @@ def _read_message(message: Any) -> list[Any]:
             for part in (value if isinstance(value, list) else [value])
         ]
         message = {**message, "content": content}
-        if kind == "reasoning_recap":
-            return []
-    is_empty_system = content in ("", [], [""]) and "system" in (
-        message.get("from"),
-        message.get("role"),
-        _get_first([["author", "role"]], message),
-    )
-    return [] if is_empty_system else [message]
+    role = _get_first([["from"], ["role"], ["author", "role"]], message)
+    return [] if role == "system" and content in ("", [], [""]) else [message]
 
 
 def list_tree(node: Any, key: str) -> list[Any]:
@@ -196,8 +194,10 @@ def read_span(span: Any) -> dict[str, Any]:
             attributes["gen_ai"] = {**(attributes.get("gen_ai") or {}), **fields["gen_ai"]}
     call = {"messages": messages, "answer": {"choices": choices} if choices else None}
     call = _read_attributes(attributes) | {key: value for key, value in call.items() if value}
-    if not call:
-        return dict(span)  # not a call of a model; the keys are for messages
+    operation = _get_first([["gen_ai", "operation", "name"]], attributes)
+    if not call or operation not in (None, *_CALL_OPERATIONS):
+        # An agent's span repeats the calls of the spans below it. The keys are for messages.
+        return {key: span[key] for key in span if key not in ("messages", "answer")}
     return {
         **call,
         "id": next((span[key] for key in _ID_KEYS if span.get(key)), None),
@@ -212,19 +212,17 @@ def _read_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     def get(*paths: str) -> Any:
         return decode_json(_get_first([path.split(".") for path in paths], attributes))
 
-    if get("gen_ai.operation.name") not in (None, *_CALL_OPERATIONS):
-        return {}  # such as an agent's span, whose calls have spans of their own
     messages = get("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages")
     answers = get("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages")
     if isinstance(answers, list):
         answers = {"choices": [{"message": answer} for answer in answers]}
     elif str(get("ai.operationId")).endswith((".doGenerate", ".doStream")):  # of the AI SDK
-        messages, response = get("ai.prompt.messages"), get("ai.response") or {}
+        messages = get("ai.prompt.messages")
         calls = [
             {"name": call.get("toolName"), "arguments": call.get("args", call.get("input"))}
-            for call in check_list(decode_json(response.get("toolCalls")) or [])
+            for call in check_list(get("ai.response.toolCalls") or [])
         ]
-        text = response.get("text") or response.get("object")
+        text = _get_first([["ai", "response", key] for key in ("text", "object")], attributes)
         answers = {"choices": [{"message": {"content": text, "tool_calls": calls}}]}
     elif str(get("mlflow.spanType")).strip('"') in ("CHAT_MODEL", "LLM"):
         messages, answers = get("mlflow.spanInputs"), get("mlflow.spanOutputs")

@@ -305,66 +305,59 @@ def _suggest_map(record: Record) -> str:
 
 def _make_example(values: Mapping[str, Any]) -> str:
     """Returns a mapping of the paths that fit best, with KEY for those that are not found."""
-    texts = {path: value for path, value in values.items() if _is_text(value)}
+    items = {path: _get_first_item(value) for path, value in values.items()}
+    texts = {
+        path: item
+        for path, item in items.items()
+        if (isinstance(item, str) and item) or (isinstance(item, dict) and _BODY_KEYS & item.keys())
+    }
     system = _find_path(texts, r"system(_?prompt|_?message|_?instructions?)?$")
     texts.pop(system, None)
     question = _find_path(texts, _QUESTION, _REQUEST_KEYS)
     request = texts.pop(question, None)
     answer = _find_path(texts, _ANSWER, _RESPONSE_KEYS)
-    if answer == "KEY" and isinstance(_get_item(request), dict):
-        return f"messages={question}"
-    role, content, chat, time = (_find_path(values, pattern) for pattern in _ROW)
-    if answer == "KEY" and "KEY" not in (role, content):
-        return f"role={role}, content={content}, conversation={chat}, time={time}"
-    if question == answer == "KEY" and (dialog := _find_dialog(values)):
-        return f"messages=dialog({dialog})"
+    if answer == "KEY":
+        role, content, chat, time = (_find_path(values, pattern) for pattern in _ROW)
+        if isinstance(request, dict):
+            return f"messages={question}"
+        if "KEY" not in (role, content):
+            return f"role={role}, content={content}, conversation={chat}, time={time}"
+    if question == answer == "KEY" and "columns" not in values:
+        for path, item in items.items():
+            if isinstance(values[path], list) and (texts_path := _find_texts(path, item)):
+                return f"messages=dialog({texts_path})"
     names = {re.sub(r"\d", "", path) for path in (question, answer)}
     numbered = [path for path in values if re.sub(r"\d", "", path) in names]
     if len(numbered) > 2:  # question1, answer1, question2, ...
         return f"messages=dialog([{', '.join(numbered)}])"
-    if isinstance(texts.get(answer), list) and isinstance(texts[answer][0], str):
+    if isinstance(values.get(answer), list) and isinstance(items[answer], str):
         answer = f"{{choices: {answer}[].{{text: @}}}}"
     example = f"prompt={question}, answer={answer}"
     return example if system == "KEY" else f"{example}, system={system}"
 
 
-def _find_dialog(values: Mapping[str, Any]) -> str | None:
-    """Returns an expression for the texts of a list of texts, or of pairs of a question and an
-    answer."""
-    for path, value in values.items():
-        item = _get_item(value)
-        if path == "data" and isinstance(item, list):
-            continue  # the rows of a table
-        if isinstance(value, list) and isinstance(item, dict):
-            pair = [_find_path(item, pattern) for pattern in (_QUESTION, _ANSWER)]
-            if "KEY" not in pair:
-                return f"{path}[].[{', '.join(pair)}][]"
-        elif isinstance(value, list) and re.search(_DIALOG, path) and isinstance(item, (str, list)):
-            return f"{path}[]"
-    return None
+def _find_texts(path: str, item: Any) -> str | None:
+    """Returns an expression for the texts of a list of texts or pairs, of which `item` is one."""
+    if isinstance(item, dict):
+        pair = [_find_path(item, pattern) for pattern in (_QUESTION, _ANSWER)]
+        return None if "KEY" in pair else f"{path}[].[{', '.join(pair)}][]"
+    return f"{path}[]" if isinstance(item, str) and re.search(_DIALOG, path) else None
 
 
-def _is_text(value: Any) -> bool:
-    """Whether a value may be a text, messages, a request or a response."""
-    item = _get_item(_get_item(value))
-    return bool(
-        _BODY_KEYS & item.keys() if isinstance(item, dict) else isinstance(item, str) and item
-    )
+def _get_first_item(value: Any) -> Any:
+    """Returns the first item of a list, also of nested lists, or another value itself."""
+    while value and isinstance(value, list):
+        value = value[0]
+    return value
 
 
-def _get_item(value: Any) -> Any:
-    """Returns the first item of a list, and another value itself."""
-    return value[0] if value and isinstance(value, list) else value
-
-
-def _find_path(values: Mapping[str, Any], pattern: str, keys: Set[str] = frozenset()) -> str:
-    """Returns the path of an object with one of the keys, or of a list of such objects; else the
-    first path that matches the pattern, or KEY."""
-    for path, value in values.items():
-        item = _get_item(value)
+def _find_path(items: Mapping[str, Any], pattern: str, keys: Set[str] = frozenset()) -> str:
+    """Returns the path of an object with one of the keys; else the first path that matches the
+    pattern, or KEY."""
+    for path, item in items.items():
         if isinstance(item, dict) and keys & item.keys():
             return path
-    return next((path for path in values if re.search(pattern, path, re.IGNORECASE)), "KEY")
+    return next((path for path in items if re.search(pattern, path, re.IGNORECASE)), "KEY")
 
 
 def _iter_values(record: Record, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
