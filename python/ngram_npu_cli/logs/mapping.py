@@ -42,11 +42,13 @@ _CALL_KEYS = {
 }
 """A record with one of these keys is a call of a model. It is not searched for nested records."""
 _MAX_DEPTH = 6
-_QUESTION = r"(prompt|\bask|question|query|input|instruction|request|user|message|^text)(?!.*id$)"
+_QUESTION = ("prompt", r"\bask|question|query|input|instruction|request|user|message|^text")
 _ANSWER = (
-    r"(answer|output|response|completion|reply|assistant|generat|result|target|chosen|sampled|"
-    r"resps|\bout\b|bot$)(?!.*id$)"
+    r"answer|output|response|completion|reply|assistant|generat|result|target|chosen|sampled|resps|"
+    r"\bout\b|bot$",
 )
+_OTHER = "(?i)(id|tokens|length|count|cost|time|type|model|name|version|code|status)$"
+"""Paths of a question, of an answer, and of values that are neither."""
 _ROW = (
     "(role|sender|speaker|author|who|from)(_?type)?$",
     "(content|text|msg|message|body|value|words)$",
@@ -289,11 +291,13 @@ def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
     """Describes the keys of a record that no preset reads, and a mapping to complete."""
     if mapping is not None and not mapping.name:
         return f"the expressions of --map select nothing; {_suggest_map(record)}"
-    for _, nested in _list_nested(record):
-        if isinstance(nested, dict) and "KEY" not in (suggestion := _suggest_map(nested)):
-            return f"no preset reads this record; for those in it, {suggestion}"
+    nested = [value for _, value in _list_nested(record) if isinstance(value, dict)]
+    has_same_keys = len(nested) > 1 and len({frozenset(value) for value in nested}) == 1
+    candidates = (*nested[:has_same_keys], record, *nested)
+    suggestions = [_suggest_map(candidate) for candidate in candidates]
+    best = next((s for s in suggestions if "=KEY" not in s), suggestions[has_same_keys])
     tried = ", ".join(PRESETS) if mapping is None else mapping.name
-    return f"no preset reads this record; {_suggest_map(record)} (tried: {tried})"
+    return f"no preset reads this record; {best} (tried: {tried})"
 
 
 def _suggest_map(record: Record) -> str:
@@ -309,15 +313,16 @@ def _make_example(values: Mapping[str, Any]) -> str:
     texts = {
         path: item
         for path, item in items.items()
-        if (isinstance(item, str) and item) or (isinstance(item, dict) and _BODY_KEYS & item.keys())
+        if item and not re.search(_OTHER, path)
+        if isinstance(item, str) or (isinstance(item, dict) and _BODY_KEYS & item.keys())
     }
-    system = _find_path(texts, r"system(_?prompt|_?message|_?instructions?)?$")
+    system = _find_path(texts, ("system(_?prompt|_?message|_?instructions?)?$",))
     texts.pop(system, None)
     question = _find_path(texts, _QUESTION, _REQUEST_KEYS)
     request = texts.pop(question, None)
     answer = _find_path(texts, _ANSWER, _RESPONSE_KEYS)
     if answer == "KEY":
-        role, content, chat, time = (_find_path(values, pattern) for pattern in _ROW)
+        role, content, chat, time = (_find_path(values, (pattern,)) for pattern in _ROW)
         if isinstance(request, dict):
             return f"messages={question}"
         if "KEY" not in (role, content):
@@ -339,7 +344,8 @@ def _make_example(values: Mapping[str, Any]) -> str:
 def _find_texts(path: str, item: Any) -> str | None:
     """Returns an expression for the texts of a list of texts or pairs, of which `item` is one."""
     if isinstance(item, dict):
-        pair = [_find_path(item, pattern) for pattern in (_QUESTION, _ANSWER)]
+        texts = {key: text for key, text in item.items() if isinstance(text, str)}
+        pair = [_find_path(texts, patterns) for patterns in (_QUESTION, _ANSWER)]
         return None if "KEY" in pair else f"{path}[].[{', '.join(pair)}][]"
     return f"{path}[]" if isinstance(item, str) and re.search(_DIALOG, path) else None
 
@@ -351,13 +357,16 @@ def _get_first_item(value: Any) -> Any:
     return value
 
 
-def _find_path(items: Mapping[str, Any], pattern: str, keys: Set[str] = frozenset()) -> str:
+def _find_path(
+    items: Mapping[str, Any], patterns: Sequence[str], keys: Set[str] = frozenset()
+) -> str:
     """Returns the path of an object with one of the keys; else the first path that matches the
-    pattern, or KEY."""
+    first possible pattern, or KEY."""
     for path, item in items.items():
         if isinstance(item, dict) and keys & item.keys():
             return path
-    return next((path for path in items if re.search(pattern, path, re.IGNORECASE)), "KEY")
+    matches = (p for pattern in patterns for p in items if re.search(pattern, p, re.IGNORECASE))
+    return next(matches, "KEY")
 
 
 def _iter_values(record: Record, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
