@@ -42,12 +42,13 @@ _CALL_KEYS = {
 }
 """A record with one of these keys is a call of a model. It is not searched for nested records."""
 _MAX_DEPTH = 6
+_MAX_NESTED = 16
 _QUESTION = ("prompt", r"\bask|question|query|input|instruction|request|user|message|^text")
 _ANSWER = (
     r"answer|output|response|completion|reply|assistant|generat|result|target|chosen|sampled|resps|"
     r"\bout\b|bot$",
 )
-_OTHER = "(?i)(id|tokens|length|count|cost|time|type|model|name|version|code|status)$"
+_OTHER = "(id|tokens|length|count|cost|time|type|model|name|version|code|status)$"
 """Paths of a question, of an answer, and of values that are neither."""
 _ROW = (
     "(role|sender|speaker|author|who|from)(_?type)?$",
@@ -56,7 +57,7 @@ _ROW = (
     "(time|timestamp|date|_at|createdAt|turn|index|idx|pos|position|seq|order|ts|step)$",
 )
 """Of a message per record, the paths of role, content, conversation and time."""
-_DIALOG = "(?i)dialog|conv|chat|turn|history|utterance|^data$"
+_DIALOG = "dialog|conv|chat|turn|history|utterance|^data$"
 _REQUEST_KEYS = {"messages", "contents", "chat_history", "role", "from"}
 _RESPONSE_KEYS = {"choices", "candidates", "stop_reason", "done"}
 _BODY_KEYS = _REQUEST_KEYS | _RESPONSE_KEYS | {"content", "text", "parts"}
@@ -293,16 +294,16 @@ def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
         return f"the expressions of --map select nothing; {_suggest_map(record)}"
     nested = [value for _, value in _list_nested(record) if isinstance(value, dict)]
     has_same_keys = len(nested) > 1 and len({frozenset(value) for value in nested}) == 1
-    candidates = (*nested[:has_same_keys], record, *nested)
-    suggestions = [_suggest_map(candidate) for candidate in candidates]
-    best = next((s for s in suggestions if "=KEY" not in s), suggestions[has_same_keys])
+    suggestions = map(_suggest_map, (*nested[:has_same_keys], record, *nested[:_MAX_NESTED]))
+    complete = (suggestion for suggestion in suggestions if "=KEY" not in suggestion)
+    best = next(complete, None) or _suggest_map(record)
     tried = ", ".join(PRESETS) if mapping is None else mapping.name
     return f"no preset reads this record; {best} (tried: {tried})"
 
 
 def _suggest_map(record: Record) -> str:
     """Returns the keys of a record, without values, and a mapping to complete."""
-    values = dict(islice(_iter_values(record), 200))
+    values = dict(islice(_iter_values(record), 100))
     paths = ", ".join([*values][:24]) or "(none)"
     return f"complete --map '{_make_example(values)}' with the record's keys {paths}"
 
@@ -313,7 +314,7 @@ def _make_example(values: Mapping[str, Any]) -> str:
     texts = {
         path: item
         for path, item in items.items()
-        if item and not re.search(_OTHER, path)
+        if item and not _matches(_OTHER, path)
         if isinstance(item, str) or (isinstance(item, dict) and _BODY_KEYS & item.keys())
     }
     system = _find_path(texts, ("system(_?prompt|_?message|_?instructions?)?$",))
@@ -347,7 +348,7 @@ def _find_texts(path: str, item: Any) -> str | None:
         texts = {key: text for key, text in item.items() if isinstance(text, str)}
         pair = [_find_path(texts, patterns) for patterns in (_QUESTION, _ANSWER)]
         return None if "KEY" in pair else f"{path}[].[{', '.join(pair)}][]"
-    return f"{path}[]" if isinstance(item, str) and re.search(_DIALOG, path) else None
+    return f"{path}[]" if isinstance(item, str) and _matches(_DIALOG, path) else None
 
 
 def _get_first_item(value: Any) -> Any:
@@ -365,8 +366,12 @@ def _find_path(
     for path, item in items.items():
         if isinstance(item, dict) and keys & item.keys():
             return path
-    matches = (p for pattern in patterns for p in items if re.search(pattern, p, re.IGNORECASE))
-    return next(matches, "KEY")
+    return next((p for pattern in patterns for p in items if _matches(pattern, p)), "KEY")
+
+
+@lru_cache(4096)  # many records have the same paths
+def _matches(pattern: str, path: str) -> bool:
+    return re.search(pattern, path, re.IGNORECASE) is not None
 
 
 def _iter_values(record: Record, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
