@@ -71,7 +71,7 @@ PRESETS: dict[str, tuple[str, str]] = {
         "messages=request || @, answer=@",
     ),
     "request-response": (f"{_REQUEST} {_RESPONSE}", f"messages={_REQUEST}, answer={_RESPONSE}"),
-    "inspect": ("messages output epoch", "messages=messages"),
+    "inspect": ("messages output epoch store", "messages=messages"),
     "messages-response": ("messages response|completion|output", f"messages=@, {_ANSWER}"),
     "langsmith": (
         "inputs outputs",
@@ -136,8 +136,9 @@ PRESETS: dict[str, tuple[str, str]] = {
     ),
     "history": (
         "instruction|query output|response history",
-        'messages=dialog([(history || `[]`)[], join(`"\\n"`, [instruction, query, input][?@]), '
-        f"output || response][]), {_CONTEXT}",
+        "messages=dialog([(json(history) || `[]`)[], "
+        'join(`"\\n"`, [instruction, query, input][?@]), output || response][]), '
+        f"{_CONTEXT}",
     ),
     "pair-rows": (f"{_PAIR_KEYS} {_CHAT}", f"{_PAIR}, {_PART}"),
     "pairs": (_PAIR_KEYS, _PAIR),

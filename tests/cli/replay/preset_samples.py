@@ -163,7 +163,12 @@ SHAPES: dict[str, Shape] = {
         | {"response_body": completion(a)}
     ],
     "inspect": lambda i, q, a: [
-        {"id": i, "epoch": 1, "messages": [user(q), assistant(a)], "output": completion(a)}
+        {
+            "epoch": 1,
+            "store": {"x": 1},
+            "messages": [user(q), assistant(a)],
+            "output": completion(a),
+        }
     ],
     "messages-response": lambda i, q, a: [{"messages": [user(q)], "response": completion(a)}],
     "openai-response": lambda i, q, a: [{"messages": [user(q)], **completion(a)}],
