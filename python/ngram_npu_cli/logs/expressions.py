@@ -19,6 +19,8 @@ Expression = Callable[[Any], Any]
 _KEY_PATH = re.compile(r"@|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _NAME_KEYS = ("eventName", "event_name", "name")
 _ID_KEYS = ("spanId", "span_id", "spanID", "SpanId", "traceId", "trace_id", "TraceId")
+_CALL_OPERATIONS = ("chat", "text_completion", "generate_content")
+_CONTENT_KEYS = ("parts", "text", "thoughts", "result", "user_profile", "user_instructions")
 _TIME_KEYS = ("timeUnixNano", "time_unix_nano", "observedTimeUnixNano", "timestamp", "time")
 
 
@@ -106,6 +108,8 @@ def list_thread(nodes: Any, last: Any) -> list[Any] | None:
     """Returns the messages of a tree from the root to the node `last`."""
     messages: list[Any] = []
     nodes = decode_json(nodes)
+    if isinstance(nodes, list):
+        nodes = {str(node.get("id")): node for node in check_list(nodes)}
     seen = set()
     while isinstance(nodes, dict) and isinstance(last, str) and last not in seen:
         seen.add(last)
@@ -114,11 +118,53 @@ def list_thread(nodes: Any, last: Any) -> list[Any] | None:
             raise RecordError(f"the tree of messages has no node for {len(seen)} of the thread")
         message = node.get("message") if "message" in node else node
         if message is not None:
-            messages.insert(0, message)
-        last = node.get("parent", node.get("parentId"))
+            messages[:0] = _read_message(message)
+        parent = node.get("ancestors")
+        if isinstance(parent, list):
+            parent = parent[-1] if parent else None
+        last = node.get("parent", node.get("parentId", parent))
     if last is not None:
         raise RecordError("the tree of messages has no root")
     return messages or None
+
+
+def _read_message(message: Any) -> list[Any]:
+    """Returns a message of a tree; nothing if it is an empty system message or not the model's."""
+    if not isinstance(message, dict):
+        return [message]
+    content = message.get("content")
+    if isinstance(content, dict):  # of ChatGPT, with a key for each type of content
+        kind = content.get("content_type")
+        values = [content[key] for key in _CONTENT_KEYS if content.get(key)]
+        if kind == "reasoning_recap":
+            return []
+        if not values and kind != "text":
+            raise RecordError(f"no text in a message whose content is of the type {kind!r:.40}")
+        content = [
+            {"type": part.get("content_type"), **part} if isinstance(part, dict) else part
+            for value in values
+            for part in (value if isinstance(value, list) else [value])
+        ]
+        message = {**message, "content": content}
+    role = _get_first([["from"], ["role"], ["author", "role"]], message)
+    return [] if role == "system" and content in ("", [], [""]) else [message]
+
+
+def list_tree(node: Any, key: str) -> list[Any]:
+    """Returns a node and all nodes below it, which are in a list at `key` of each node."""
+    children = node.get(key) if isinstance(node, dict) else None
+    children = check_list(decode_json(children) or [])
+    return [node, *(below for child in children for below in list_tree(child, key))]
+
+
+def make_dialog(texts: Any) -> list[dict[str, Any]]:
+    """Returns the messages of texts, of which every second is an answer."""
+    texts = list(texts) if isinstance(texts, list) else []
+    while texts and texts[-1] is None:  # of a table's row
+        texts.pop()
+    if not texts or len(texts) % 2 or not all(isinstance(text, str) for text in texts):
+        raise RecordError("a dialog must be a list of texts, of which every second is an answer")
+    return [{("user", "assistant")[i % 2]: text} for i, text in enumerate(texts)]
 
 
 def read_span(span: Any) -> dict[str, Any]:
@@ -147,9 +193,13 @@ def read_span(span: Any) -> dict[str, Any]:
         elif isinstance(fields.get("gen_ai"), dict):
             attributes["gen_ai"] = {**(attributes.get("gen_ai") or {}), **fields["gen_ai"]}
     call = {"messages": messages, "answer": {"choices": choices} if choices else None}
+    call = _read_attributes(attributes) | {key: value for key, value in call.items() if value}
+    operation = _get_first([["gen_ai", "operation", "name"]], attributes)
+    if not call or operation not in (None, *_CALL_OPERATIONS):
+        # An agent's span repeats the calls of the spans below it. The keys are for messages.
+        return {key: span[key] for key in span if key not in ("messages", "answer")}
     return {
-        **_read_attributes(attributes),
-        **{key: value for key, value in call.items() if value},
+        **call,
         "id": next((span[key] for key in _ID_KEYS if span.get(key)), None),
         "time": next((span[key] for key in _TIME_KEYS if span.get(key)), None),
     }
@@ -162,14 +212,20 @@ def _read_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     def get(*paths: str) -> Any:
         return decode_json(_get_first([path.split(".") for path in paths], attributes))
 
-    messages = get(
-        "gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages", "ai.prompt.messages"
-    )
-    answers = get(
-        "gen_ai.output.messages", "gen_ai.completion", "llm.output_messages", "ai.response.text"
-    )
+    messages = get("gen_ai.input.messages", "gen_ai.prompt", "llm.input_messages")
+    answers = get("gen_ai.output.messages", "gen_ai.completion", "llm.output_messages")
     if isinstance(answers, list):
         answers = {"choices": [{"message": answer} for answer in answers]}
+    elif str(get("ai.operationId")).endswith((".doGenerate", ".doStream")):  # of the AI SDK
+        messages = get("ai.prompt.messages")
+        calls = [
+            {"name": call.get("toolName"), "arguments": call.get("args", call.get("input"))}
+            for call in check_list(get("ai.response.toolCalls") or [])
+        ]
+        text = _get_first([["ai", "response", key] for key in ("text", "object")], attributes)
+        answers = {"choices": [{"message": {"content": text, "tool_calls": calls}}]}
+    elif str(get("mlflow.spanType")).strip('"') in ("CHAT_MODEL", "LLM"):
+        messages, answers = get("mlflow.spanInputs"), get("mlflow.spanOutputs")
     result = {
         "messages": messages,
         "answer": answers,
@@ -242,5 +298,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "json": (decode_json, 1),
     "span": (read_span, 1),
     "thread": (list_thread, 2),
+    "tree": (list_tree, 2),
+    "dialog": (make_dialog, 1),
 }
 """By name in expressions, a function and its number of arguments."""

@@ -11,6 +11,14 @@ from typing import Any
 
 _ANSWER = "answer=response || completion || output"
 _BATCH_ANSWER = "answer=response || result.message || result"
+_MESSAGES = "messages|conversation|chat_messages|trajectory|traj"
+_REQUEST = (
+    "request_body|requestBody|RequestBody|modelInput|full_request|backendRequestBody|request|req"
+)
+_RESPONSE = (
+    "response_body|responseBody|ResponseBody|modelOutput|full_response|backendResponseBody|"
+    "response|resp|completion|output"
+)
 _CONTEXT = "system=system || instructions || system_prompt, tools=tools"
 _CHAT = (
     "conversation_id|conversationId|conversationID|conv_id|thread_id|threadId|session_id|sessionId|"
@@ -62,19 +70,16 @@ PRESETS: dict[str, tuple[str, str]] = {
         "choices messages|prompt|request|object",
         "messages=request || @, answer=@",
     ),
-    "request-response": (
-        "request|request_body|requestBody response|response_body|responseBody|completion|output",
-        f"messages=request || request_body || requestBody, {_ANSWER} || response_body || "
-        "responseBody",
-    ),
+    "request-response": (f"{_REQUEST} {_RESPONSE}", f"messages={_REQUEST}, answer={_RESPONSE}"),
+    "inspect": ("messages output epoch store", "messages=messages"),
     "messages-response": ("messages response|completion|output", f"messages=@, {_ANSWER}"),
     "langsmith": (
         "inputs outputs",
-        "records=child_runs[?run_type=='llm'] || [@], keep=!run_type || run_type == 'llm', "
+        "records=tree(@, 'child_runs'), keep=!run_type || run_type == 'llm', "
         "messages=inputs, answer=json(outputs), tools=extra.invocation_params.tools",
     ),
     "langfuse": (
-        f"input output observations|{_TRACE}",
+        f"input output observations|{_TRACE} -ml_app",
         "records=observations[?type=='GENERATION'] || [@], keep=!type || type == 'GENERATION', "
         "messages=input, answer=output",
     ),
@@ -82,7 +87,23 @@ PRESETS: dict[str, tuple[str, str]] = {
         f"body {_SPAN}",
         f"{_SPAN_FIELDS}, content=messages[0], conversation=id, time=time",
     ),
-    "opentelemetry": (f"attributes|tags|SpanAttributes {_SPAN}", _SPAN_FIELDS),
+    "weave": (
+        "op_name inputs output",
+        "keep=inputs.messages || inputs.input, messages=inputs, answer=output",
+    ),
+    "opentelemetry": (
+        f"attributes|tags|SpanAttributes {_SPAN}",
+        _SPAN_FIELDS.replace(" || answer", ""),
+    ),
+    "lm-eval": (
+        "doc arguments resps",
+        "messages=arguments.gen_args_0.arg_0, answer=json(resps)[0][0]",
+    ),
+    "claude-code": (
+        "parentUuid sessionId",
+        "keep=message && isSidechain != `true` && isSidechain != 'true', "
+        "content={message: json(message)}, conversation=sessionId, time=timestamp",
+    ),
     "rows": (
         f"role|sender|from|author|speaker content|text|value|message|parts {_CHAT}",
         f"content=@, {_PART}",
@@ -94,14 +115,30 @@ PRESETS: dict[str, tuple[str, str]] = {
         "system=chat.system || chat.params.system",
     ),
     "chatgpt": ("mapping current_node", "messages=thread(mapping, current_node)"),
+    "chat-ui": ("messages rootMessageId", "messages=thread(messages, json(messages)[-1].id)"),
+    "librechat": (
+        "messages conversationId endpoint -branches -recursive",
+        "messages=json(messages)[].{role: isCreatedByUser && 'user' || 'assistant', "
+        "content: text || content}",
+    ),
+    "lobechat": (
+        "messages sessions",
+        "records=json(messages), content=@, conversation=[sessionId, topicId], time=createdAt",
+    ),
     "messages": (
-        "messages|conversation|chat_messages -answer -reply -generated_text -outputs -target",
-        f"messages=messages || conversation || chat_messages, {_CONTEXT}",
+        f"{_MESSAGES} -answer -reply -generated_text -outputs -target",
+        f"messages={_MESSAGES}, {_CONTEXT}",
     ),
     "sharegpt": ("conversations", f"messages=conversations, {_CONTEXT}"),
     "instruction": (
         "instruction input^context output^response -history",
         f'messages=join(`"\\n"`, [instruction, input, context][?@]), {_ANSWER}, {_CONTEXT}',
+    ),
+    "history": (
+        "instruction|query output|response history",
+        "messages=dialog([(json(history) || `[]`)[], "
+        'join(`"\\n"`, [instruction, query, input][?@]), output || response][]), '
+        f"{_CONTEXT}",
     ),
     "pair-rows": (f"{_PAIR_KEYS} {_CHAT}", f"{_PAIR}, {_PART}"),
     "pairs": (_PAIR_KEYS, _PAIR),
@@ -120,8 +157,9 @@ RESPONSES = {
 Bedrock's Titan, Llama and Mistral."""
 
 _ROLE_NAMES = {
-    "user": "human prompter humanmessage humanmessagechunk",
-    "assistant": "ai gpt chatgpt bing bard model bot agent function_call aimessage aimessagechunk",
+    "user": "human prompter humanmessage humanmessagechunk customer usermessage",
+    "assistant": "ai gpt chatgpt bing bard model bot chatbot agent function_call aimessage "
+    "aimessagechunk apimessage",
     "system": "systemmessage",
     "tool": "observation function toolmessage functionmessage",
 }

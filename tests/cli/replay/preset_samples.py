@@ -107,6 +107,16 @@ def chatgpt(question: str, answer: str) -> Record:
     }
 
 
+def chatgpt_code(answer: str) -> dict[str, Any]:
+    content = {"content_type": "code", "language": "unknown", "text": answer}
+    recap = {"content_type": "reasoning_recap", "content": "Thought for 5 s"}
+    contents = {"b": ("a", recap), "c": ("b", content)}
+    return {
+        name: {"parent": parent, "message": {"author": {"role": "assistant"}, "content": content}}
+        for name, (parent, content) in contents.items()
+    }
+
+
 def rows(number: int, question: str, answer: str) -> list[Record]:
     return [
         {"conversation_id": number, "created_at": TIME.format(2), **assistant(answer)},
@@ -146,6 +156,18 @@ SHAPES: dict[str, Shape] = {
         {
             "request": {"contents": [{"role": "user", "parts": [{"text": q}]}]},
             "response": {"candidates": [{"content": {"role": "model", "parts": [{"text": a}]}}]},
+        }
+    ],
+    "request-response: nginx": lambda i, q, a: [
+        {"request": "POST /v1/chat/completions", "request_body": {"messages": [user(q)]}}
+        | {"response_body": completion(a)}
+    ],
+    "inspect": lambda i, q, a: [
+        {
+            "epoch": 1,
+            "store": {"x": 1},
+            "messages": [user(q), assistant(a)],
+            "output": completion(a),
         }
     ],
     "messages-response": lambda i, q, a: [{"messages": [user(q)], "response": completion(a)}],
@@ -216,6 +238,14 @@ SHAPES: dict[str, Shape] = {
     "langsmith: OpenAI": lambda i, q, a: [
         {"run_type": "llm", "inputs": {"messages": [user(q)]}, "outputs": completion(a)}
     ],
+    "langsmith: tree": lambda i, q, a: [
+        {"run_type": "chain", "inputs": {"x": 1}, "outputs": {"y": 2}}
+        | {"child_runs": [{"run_type": "tool", "child_runs": SHAPES["langsmith"](i, q, a)}]}
+    ],
+    "weave": lambda i, q, a: [
+        {"op_name": "chat", "trace_id": f"t{i}", "attributes": {"weave": {"client_version": "1"}}}
+        | {"inputs": {"self": "x", "messages": [user(q)]}, "output": completion(a)}
+    ],
     "langfuse": lambda i, q, a: [
         {
             "id": f"o{i}",
@@ -262,6 +292,31 @@ SHAPES: dict[str, Shape] = {
             },
         )
     ],
+    "opentelemetry: AI SDK": lambda i, q, a: [
+        span(i, {"ai.operationId": "ai.generateText", "ai.prompt": q, "ai.response.text": a}),
+        span(
+            i,
+            {
+                "ai.operationId": "ai.generateText.doGenerate",
+                "ai.prompt.messages": json.dumps([user(q) | {"content": parts(q)}]),
+                "ai.response.text": a,
+            },
+        ),
+    ],
+    "opentelemetry: MLflow": lambda i, q, a: [
+        span(
+            i,
+            {
+                "mlflow.spanType": '"CHAT_MODEL"',
+                "mlflow.spanInputs": json.dumps({"messages": [user(q)]}),
+                "mlflow.spanOutputs": json.dumps(completion(a)),
+            },
+        )
+    ],
+    "opentelemetry: agent": lambda i, q, a: [
+        span(i, semantic(q, a) | {"gen_ai.operation.name": name})
+        for name in ("invoke_agent", "chat")
+    ],
     "opentelemetry-event": lambda i, q, a: [
         event(i, "gen_ai.user.message", {"content": q}),
         event(i, "gen_ai.choice", {"index": 0, "message": {"content": a}}),
@@ -273,6 +328,53 @@ SHAPES: dict[str, Shape] = {
         {"id": f"c{i}", "chat": {"history": {"messages": tree(q, a), "currentId": "b"}}}
     ],
     "chatgpt": lambda i, q, a: [{"mapping": chatgpt(q, a), "current_node": "b"}],
+    "chatgpt: types of content": lambda i, q, a: [
+        {"mapping": chatgpt(q, "") | chatgpt_code(a), "current_node": "c"}
+    ],
+    "chat-ui": lambda i, q, a: [
+        {
+            "rootMessageId": "r",
+            "messages": [
+                {"id": "r", "from": "system", "content": "", "ancestors": []},
+                {"id": "a", "from": "user", "content": q, "ancestors": ["r"]},
+                {"id": "x", "from": "assistant", "content": "not chosen", "ancestors": ["r", "a"]},
+                {"id": "b", "from": "assistant", "content": a, "ancestors": ["r", "a"]},
+            ],
+        }
+    ],
+    "librechat": lambda i, q, a: [
+        {
+            "conversationId": f"c{i}",
+            "endpoint": "openAI",
+            "messages": [
+                {"messageId": "a", "sender": "User", "isCreatedByUser": True, "text": q},
+                {"messageId": "b", "sender": "GPT-5", "isCreatedByUser": False, "text": a},
+            ],
+        }
+    ],
+    "lobechat": lambda i, q, a: [
+        {
+            "sessions": [{"id": "s"}, {"id": "t"}],
+            "messages": [
+                {"id": f"{i}{name}", "sessionId": f"s{i}", "createdAt": time, **message}
+                for name, time, message in (
+                    ("q", TIME.format(1), user(q)),
+                    ("a", TIME.format(2), assistant(a)),
+                )
+            ],
+        }
+    ],
+    "claude-code": lambda i, q, a: [
+        {"sessionId": f"s{i}", "isSidechain": side, "timestamp": TIME.format(n)}
+        | {"parentUuid": "p", "message": message | {"id": "m"}}
+        for n, (side, message) in enumerate(
+            [(False, user(q)), (True, user("of an agent")), (False, assistant(a))], start=1
+        )
+    ],
+    "lm-eval": lambda i, q, a: [
+        {"doc": {"question": "?"}, "arguments": {"gen_args_0": {"arg_0": q}}, "resps": [[a]]}
+    ],
+    "history": lambda i, q, a: [{"instruction": "", "input": q, "output": a, "history": []}],
     "rows": rows,
     "message-rows": lambda i, q, a: [
         {"session_id": f"s{i}", "message": {"type": kind, "data": {"content": text}}}

@@ -143,6 +143,64 @@ def test_map_reads_records_of_unknown_formats(
     assert (turn.get_messages()[0]["content"], turn.completion) == ("Hi", "Ho")
 
 
+PROXY_CALL = {"ask": {"messages": [{"role": "user", "content": "Hi"}], "n": 1}} | {
+    "reply": {"choices": [{"message": {"content": "Ho"}}], "usage": {}},
+    "stop_request": "GET",
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "map_text"),
+    [
+        (PROXY_CALL, "prompt=ask, answer=reply"),
+        (
+            {"http": PROXY_CALL, "meta": {"n": 1}, "num_prompt": 3},
+            "prompt=http.ask, answer=http.reply",
+        ),
+        (
+            {"system_prompt": "Be brief.", "user_prompt": "Hi", "response": "Ho"},
+            "prompt=user_prompt, answer=response, system=system_prompt",
+        ),
+        ({"prompt": "Hi", "chosen": "Ho", "rejected": "No"}, "prompt=prompt, answer=chosen"),
+        (
+            {"question": "Hi", "generated": ["Ho"]},
+            "prompt=question, answer={choices: generated[].{text: @}}",
+        ),
+        (
+            {"log": [{"role": "user", "content": "Hi"}, {"role": "ai", "content": "Ho"}]},
+            "messages=log",
+        ),
+        ({"data": ["Hi", "Ho"]}, "messages=dialog(data[])"),
+        ({"turns_of_chat": [["Hi", "Ho"]]}, "messages=dialog(turns_of_chat[])"),
+        (
+            {"conversation": [{"input": "Hi", "output": "Ho"}]},
+            "messages=dialog(conversation[].[input, output][])",
+        ),
+        (
+            {"turn_1_user": "Hi", "turn_1_bot": "Ho", "turn_2_user": None},
+            "messages=dialog([turn_1_user, turn_1_bot, turn_2_user])",
+        ),
+        (
+            {
+                "raw": {
+                    "version": 3,
+                    "cases": [{"prompt": {"raw": "Hi"}, "response": {"raw": "Ho"}}],
+                }
+            },
+            "prompt=prompt.raw, answer=response.raw",
+        ),
+    ],
+)
+def test_offered_map_reads_the_record(tmp_path: Path, record: Record, map_text: str) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines([record]))
+    with pytest.raises(InputError, match=re.escape(f"complete --map '{map_text}' with")):
+        load_inputs([path])
+    (item,) = load_inputs([path], ReadingOptions(map=map_text))
+    ((turn,),) = (conversation.turns for conversation in item.conversations)
+    assert (turn.get_messages()[-1]["content"], turn.completion) == ("Hi", "Ho")
+
+
 @pytest.mark.parametrize(
     ("map_text", "message"),
     [
@@ -244,7 +302,7 @@ def test_rows_of_one_conversation_are_its_turns(tmp_path: Path) -> None:
     assert counts[0][0] == 1
 
 
-UNDETECTABLE = re.compile(r"parent|\.key$|^litellm: proxy\.messages$")
+UNDETECTABLE = re.compile(r"parent|ancestors|\.key$|^litellm: proxy\.messages$")
 """Fields whose change results in another valid record: a root, another attribute, a prompt."""
 
 
