@@ -61,6 +61,10 @@ _RESPONSE_KEYS = {
     *("object", "output"),
 }
 """Every response, and at least one chunk of every stream, has one of these keys."""
+_CHUNK_KEYS = {
+    *("choices", "candidates", "generations", "object", "type", "stop", "done", "delta", "error"),
+}
+"""An item of a list or line with none of these keys is the text of an answer."""
 
 
 @dataclass
@@ -96,6 +100,8 @@ class Answer:
         self._add_reasoning(get_first(part, *_REASONING_KEYS), f"{location}.reasoning")
         self._add_text(get_first(part, "content", "text"), f"{location}.content")
         self._add_text(get_first(part, "refusal"), f"{location}.refusal")
+        if part.get("toolInvocations"):
+            raise RecordError(f"{location}: toolInvocations of the AI SDK 4 are not read")
         calls = check_type(part.get("tool_calls"), list, f"{location}.tool_calls", optional=True)
         for i, call in enumerate(calls or ()):
             self._add_call(call, f"{location}.tool_calls[{i}]", is_delta)
@@ -191,7 +197,7 @@ class Answer:
         """Adds a tool call, or the delta of a tool call."""
         function = _get_function(call)
         check_type(function, dict, location)
-        name = get_first(function, "name")
+        name = get_first(function, "name", "toolName")
         name = None if name is None else check_text(name, f"{location}: name")
         arguments = get_first(function, "arguments", "input", "args")
         if not isinstance(arguments, (str, dict, type(None))):
@@ -235,6 +241,8 @@ class Answer:
 
 def _unwrap_part(part: Record) -> Record:
     """Returns a part of Bedrock or Gemini as a part with a type."""
+    if isinstance(part.get("text"), dict):  # of OpenAI's Assistants
+        return {**part, "text": part["text"].get("value")}
     key = next((key for key in _PART_TYPES if isinstance(part.get(key), dict)), None)
     if key is None:
         return part
@@ -465,7 +473,7 @@ def _is_response(value: Any, is_chunk: bool) -> bool:
     if not isinstance(value, dict):
         return False
     if is_chunk:
-        return bool(_RESPONSE_KEYS & value.keys())
+        return bool(_RESPONSE_KEYS & value.keys() and _CHUNK_KEYS & value.keys())
     return value.get("role") in ("assistant", "model") or any(
         isinstance(value.get(key), (dict, list)) for key in _RESPONSE_KEYS
     )

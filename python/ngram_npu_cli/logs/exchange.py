@@ -15,19 +15,21 @@ from ngram_npu_cli.logs.answers import (
     check_type,
     get_first,
     may_be_encoded,
+    normalize_message,
     parse_answers,
     parse_message,
 )
 from ngram_npu_cli.logs.chat_template import render_completion
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 from ngram_npu_cli.logs.expressions import decode_json, is_empty
-from ngram_npu_cli.logs.presets import is_message
+from ngram_npu_cli.logs.presets import is_conversation, is_message
 
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
 _MESSAGES_KEYS = ("messages", "input", "contents")
 _WHOLE_KEYS = ("prompt", "prompts", "inputText")
 """Keys of a request with the model's whole input, template included."""
 _TEXT_KEYS = ("text", "question", "query", "instruction", "user_input", "content")
+_PARENT_KEYS = ("parentId", "parent_id", "parentMessageId", "parent_message_uuid")
 _SYSTEM_KEYS = ("system", "instructions", "systemInstruction", "system_instruction")
 _MESSAGE_KEYS = {"content", "data", "kwargs", "from", "message", "author", "sender"}
 
@@ -58,7 +60,17 @@ def make_conversations(fields: Mapping[str, Any], location: str, number: str) ->
         request = _read_request(fields, f"{location}: messages")
         if request.messages is None:
             raise RecordError(f"{location}: messages must be an array, got a string")
-        ids = [str(m["id"]) for m in request.messages if isinstance(m, dict) and m.get("id")]
+        messages = [m for m in request.messages if isinstance(m, dict)]
+        ids = [m["id"] for m in messages if isinstance(m.get("id"), (str, int))]
+        for key in ("conversation_id", "conversationId", "session_id", "sessionId", "thread_id"):
+            if len({str(m[key]) for m in messages if m.get(key)}) > 1:
+                raise RecordError(
+                    f'{location}: the messages have different values of "{key}"; use --map '
+                    f"'records=..., role=role, content=content, conversation={key}'"
+                )
+        parents = [str(m[k]) for m in messages for k in _PARENT_KEYS if m.get(k)]
+        if len(set(parents)) < len(parents):
+            raise RecordError(f"{location}: several messages have the same parent; use thread(...)")
         if len(set(ids)) < len(ids):
             raise RecordError(
                 f"{location}: several messages have the same id; if it is that of a conversation, "
@@ -97,7 +109,8 @@ def _parse_exchange(fields: Mapping[str, Any], location: str) -> list[tuple[Turn
     context, because they have separate records."""
     answer = fields["answer"]
     decoded = decode_json(answer) if isinstance(answer, str) and answer[:1] == "[" else answer
-    if isinstance(decoded, list) and decoded and all(map(is_message, decoded)):
+    is_answer = is_conversation(decoded) and normalize_message(decoded[0])["role"] == "assistant"
+    if is_answer and all(map(is_message, decoded)):
         request = _read_request(fields, f"{location}: prompt")
         messages = request.list_messages()
         return [_make_turns(request, [*messages, *decoded], location, len(messages))]
@@ -115,6 +128,9 @@ def _parse_exchange(fields: Mapping[str, Any], location: str) -> list[tuple[Turn
         completions = map(render_completion, answer_messages)
         return [(Turn(request.text, c, raw=request.is_whole),) for c in completions]
     messages = request.list_messages()
+    last = messages[-1].get("content") if isinstance(messages[-1], dict) else None
+    if last and last in [message["content"] for message in answer_messages]:
+        raise RecordError(f"{location}: the messages end with the answer; use --map messages=...")
     return [
         _make_turns(request, [*messages, message], location, len(messages))
         for message in answer_messages
@@ -123,11 +139,26 @@ def _parse_exchange(fields: Mapping[str, Any], location: str) -> list[tuple[Turn
 
 def _read_request(fields: Mapping[str, Any], location: str) -> _Request:
     """Returns the request of a record, with system text and tools of other fields."""
-    request = _parse_request(decode_json(fields["messages"]), location)
+    value = fields["messages"]
+    decoded = decode_json(value)
+    if isinstance(value, str) and (decoded is value or not _is_request(decoded)):
+        request = _Request(check_text(value, location))
+    else:
+        request = _parse_request(decoded, location)
     for name in ("system", "tools"):
         if not is_empty(fields.get(name)):
             request = request._replace(**{name: fields[name]})
     return request
+
+
+def _is_request(value: dict[str, Any] | list[Any]) -> bool:
+    """Whether the JSON of a text is a request or messages, and not itself a question."""
+    if isinstance(value, list):
+        return all(isinstance(item, (dict, list)) for item in value)
+    keys = {*_MESSAGES_KEYS, *_WHOLE_KEYS, *_TEXT_KEYS, "body"} & value.keys()
+    return any(
+        key in _TEXT_KEYS or len(value) > 1 or not isinstance(value[key], str) for key in keys
+    )
 
 
 def _parse_request(value: Any, location: str) -> _Request:

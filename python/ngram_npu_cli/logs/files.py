@@ -268,6 +268,8 @@ def _is_document(first: bytes) -> bool:
     except (ValueError, RecursionError):  # not UTF-8, numbers too long, nesting too deep
         return first.lstrip()[:1] == b"["
     # The file is one array on one line. An array of messages, however, is one conversation.
+    if isinstance(value, dict):
+        return _has_columns(value)
     return isinstance(value, list) and not is_conversation(value)
 
 
@@ -278,8 +280,19 @@ def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[str
         raise value
     if isinstance(value, list) and not is_conversation(value):
         yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
+    elif isinstance(value, dict) and _has_columns(value):
+        for i in next(iter(value.values())):
+            yield f"{name}[{i}]", {key: column[i] for key, column in value.items()}
     else:
         yield f"{name}:{first_line}", value
+
+
+def _has_columns(value: dict[str, Any]) -> bool:
+    """Whether an object is the columns of a table, as pandas' `DataFrame.to_json` writes it."""
+    first = next(iter(value.values()), None)
+    rows = [*first] if isinstance(first, dict) else []
+    has_rows = bool(rows) and rows == [str(i) for i in range(len(rows))]
+    return has_rows and all(isinstance(c, dict) and [*c] == rows for c in value.values())
 
 
 def _parse(text: str, name: str, first_line: int) -> Any:
@@ -289,6 +302,11 @@ def _parse(text: str, name: str, first_line: int) -> Any:
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
-        return RecordError(f"{name}:{line}: not JSON: {error.msg} at column {error.colno}")
+        reason = f"{name}:{line}: not JSON: {error.msg} at column {error.colno}"
+        if error.msg == "Extra data" and error.lineno > 1:
+            reason += "; if the file has several documents, use jq -c . FILE | ngram-npu ..."
+        elif re.search(r"[\s=:][{].*[}]\s*$", text):
+            reason += "; remove the text before the JSON: sed 's/^[^{]*//' FILE | ngram-npu ..."
+        return RecordError(reason)
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
         return RecordError(f"{name}:{first_line}: not JSON that can be read: {to_one_line(error)}")

@@ -206,7 +206,8 @@ class _RecordReader:
             preset = find_preset(data)
             return preset if self.mapping in (None, preset) else None
         fields = ("messages", "content", "turns", "records")
-        has_value = any(self.mapping.evaluate(field, data) is not None for field in fields)
+        values = [self.mapping.evaluate(field, data) for field in fields]
+        has_value = any(v is not None and v != {"role": None, "content": None} for v in values)
         return self.mapping if has_value else None
 
     def _read_nested(self, data: Record, location: str, number: str, depth: int) -> Iterator[Item]:
@@ -236,7 +237,8 @@ class _RecordReader:
             try:
                 yield from self._read_one(record, mapping, where, number)
             except InputError as error:
-                yield _locate(error, where)
+                note = f"; read as {mapping.name}; for another format, {_suggest_map(data)}"
+                yield _locate(error, where, note if mapping.name and self.mapping is None else "")
 
     def _read_one(
         self, record: Any, mapping: FieldMapping, location: str, number: str
@@ -444,6 +446,8 @@ def _sort_rows(rows: list[Row]) -> list[Row]:
 
 def _parse_time(value: Any) -> Any:
     """Returns the number or the time of a value, which may be a text of either."""
+    while isinstance(value, dict) and len(value) == 1:  # MongoDB's {"$date": {"$numberLong": "1"}}
+        (value,) = value.values()
     if isinstance(value, str):
         text = re.sub(r"(\.\d{6})\d+", r"\1", value.strip().replace(" UTC", "Z"))
         try:

@@ -106,6 +106,9 @@ RESPONSES: list[tuple[Any, list[str]]] = [
             "data: {\nan answer about YAML",
             "[1, 2]",
             "7",
+            '[{"content": "one"}, {"content": "two"}]',
+            '{"content": "one"}\n{"content": "two"}',
+            '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]',
         )
     ),
     # These characters do not end a line in JSON or in a stream of events.

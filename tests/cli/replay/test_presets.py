@@ -127,6 +127,7 @@ REPLY = {"who": "bot", "words": "Ho", "talk": 1, "at": "2026-01-01T00:00:01"}
         ("prompt=ask.q, answer=reply.parts[0].text", [{"a": [RECORD], "b": {}}]),
         ("role=who, content=words, conversation=talk, time=at", [REPLY, ROW]),
         ("role=who, content=words, conversation=talk, time=at", [[REPLY, ROW]]),
+        ("role=who, content=words, conversation=talk, time=at", [{"data": [REPLY, ROW]}]),
         ("messages=[{user: ask.q}, {assistant: reply.parts[0].text}]", [RECORD]),
         ("keep=ask, prompt=ask.q, answer=reply.parts[0].text", [RECORD, {"ask": None, "reply": 1}]),
     ],
@@ -227,6 +228,11 @@ def make_row(role: str, number: int = 1, **fields: Any) -> Record:
     return {"conversation_id": number, "role": role, "content": f"{role} {number}", **fields}
 
 
+def make_pair(**fields: Any) -> list[Record]:
+    texts = (("user", "Hi"), ("assistant", "Ho"))
+    return [{"role": role, "content": text, **fields} for role, text in texts]
+
+
 GOOD_ROWS = [make_row(role, 2) for role in ("user", "assistant")]
 INVALID_RECORDS: list[tuple[list[Any], str]] = [
     (
@@ -249,6 +255,10 @@ INVALID_RECORDS: list[tuple[list[Any], str]] = [
     ),
     ([{"a": {"b": {"c": 5}}, "d": "secret"}], r"a\.b: no preset .* with the record's keys c \("),
     ([[{"id": 1, "role": "user", "content": "Hi"}] * 2], "several messages have the same id"),
+    ([{"messages": make_pair(sessionId=1) + make_pair(sessionId=2)}], 'different values of "sess'),
+    ([{"messages": make_pair(parentId="x")}], "several messages have the same parent"),
+    ([{"messages": make_pair(), "response": "Ho"}], "the messages end with the answer"),
+    ([{"messages": make_pair(toolInvocations=[{"toolName": "a"}])}], "toolInvocations"),
     (
         [{"mapping": {"b": {"parent": "a"}}, "current_node": "b"}],
         "tree of messages has no node",
@@ -300,6 +310,33 @@ def test_rows_of_one_conversation_are_its_turns(tmp_path: Path) -> None:
         counts.append(count(path))
     assert counts[0] == counts[1]
     assert counts[0][0] == 1
+
+
+@pytest.mark.parametrize("question", ['{"messages": "Translate this."}', "[1, 2]", '{"a": 1}'])
+def test_question_that_is_json_is_text(tmp_path: Path, question: str) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines([{"prompt": question, "completion": "Ho"}]))
+    (item,) = load_inputs([path])
+    assert item.conversations[0].turns[0].get_messages()[0]["content"] == question
+
+
+def test_columns_of_pandas_are_read(tmp_path: Path, figures: Figures) -> None:
+    pairs = [{"prompt": q, "completion": a} for q, a in CONVERSATIONS]
+    columns = {k: {str(i): pair[k] for i, pair in enumerate(pairs)} for k in pairs[0]}
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(columns), encoding="utf-8")
+    assert count(path) == figures
+
+
+def test_time_of_mongodb_orders_rows(tmp_path: Path) -> None:
+    times = [{"$date": {"$numberLong": str(1770000000000 + i)}} for i in (1, 0)]
+    rows = [
+        make_row(role, created_at=t) for role, t in zip(("assistant", "user"), times, strict=True)
+    ]
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines(rows))
+    (item,) = load_inputs([path])
+    assert item.conversations[0].turns[0].get_messages()[0]["role"] == "user"
 
 
 UNDETECTABLE = re.compile(r"parent|ancestors|\.key$|^litellm: proxy\.messages$")
