@@ -18,7 +18,8 @@ from typing import Any
 from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.conversations import Message
-from ngram_npu_cli.logs.expressions import compile_expression, decode_json
+from ngram_npu_cli.logs.expressions import compile_expression
+from ngram_npu_cli.logs.json_values import decode_json
 from ngram_npu_cli.logs.presets import RESPONSES, ROLES
 
 Record = Mapping[str, Any]

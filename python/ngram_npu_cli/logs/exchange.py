@@ -21,7 +21,7 @@ from ngram_npu_cli.logs.answers import (
 )
 from ngram_npu_cli.logs.chat_template import render_completion
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
-from ngram_npu_cli.logs.expressions import decode_json, is_empty
+from ngram_npu_cli.logs.json_values import decode_json, is_empty
 from ngram_npu_cli.logs.presets import is_conversation, is_message
 
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from functools import cache, lru_cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import InputError, RecordError
@@ -19,9 +17,12 @@ from ngram_npu.errors import InputError, RecordError
 from ngram_npu_cli.logs.answers import Record, check_success, check_text, check_type, describe_type
 from ngram_npu_cli.logs.conversations import Conversation
 from ngram_npu_cli.logs.exchange import make_conversations
-from ngram_npu_cli.logs.expressions import Expression, compile_expression, decode_json, is_empty
+from ngram_npu_cli.logs.expressions import Expression, compile_expression
 from ngram_npu_cli.logs.files import Batch, parse_batch
+from ngram_npu_cli.logs.json_values import decode_json, is_empty
 from ngram_npu_cli.logs.presets import PRESETS, is_conversation
+from ngram_npu_cli.logs.rows import Row, locate_error
+from ngram_npu_cli.logs.suggestions import describe_unknown, suggest_map
 
 FIELDS = (
     *("prompt", "messages", "answer", "system", "tools", "content", "role", "turns"),
@@ -42,42 +43,10 @@ _CALL_KEYS = {
 }
 """A record with one of these keys is a call of a model. It is not searched for nested records."""
 _MAX_DEPTH = 6
-_MAX_NESTED = 16
-_QUESTION = ("prompt", r"\bask|question|query|input|instruction|request|user|message|^text")
-_ANSWER = (
-    r"answer|output|response|completion|reply|assistant|generat|result|target|chosen|sampled|resps|"
-    r"\bout\b|bot$",
-)
-_OTHER = "(id|tokens|length|count|cost|time|type|model|name|version|code|status)$"
-"""Paths of a question, of an answer, and of values that are neither."""
-_ROW = (
-    "(role|sender|speaker|author|who|from)(_?type)?$",
-    "(content|text|msg|message|body|value|words)$",
-    "conv|chat|session|thread|dialog|ticket|talk|tree",
-    "(time|timestamp|date|_at|createdAt|turn|index|idx|pos|position|seq|order|ts|step)$",
-)
-"""Of a message per record, the paths of role, content, conversation and time."""
-_DIALOG = "dialog|conv|chat|turn|history|utterance|^data$"
-_REQUEST_KEYS = {"messages", "contents", "chat_history", "role", "from"}
-_RESPONSE_KEYS = {"choices", "candidates", "stop_reason", "done"}
-_BODY_KEYS = _REQUEST_KEYS | _RESPONSE_KEYS | {"content", "text", "parts"}
 
 
 class OtherKindError(RecordError):
     """A record is not a call of a model, such as a span of another kind in a trace."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A record that is a part of the conversation `key`, with the values of the mapping's fields.
-
-    `time` orders the rows of a conversation. Without it, they have the order of the file.
-    """
-
-    key: str
-    time: Any
-    where: str
-    fields: Mapping[str, Any]
 
 
 Item = Conversation | Row | InputError
@@ -197,9 +166,7 @@ class _RecordReader:
         except RecursionError:
             yield InputError(f"{location}: nested too deeply to be read")
         except InputError as error:
-            note = f"; read as {mapping.name}; for another format, {_suggest_map(data)}"
-            note = note if mapping.name and self.mapping is None else ""
-            yield _locate(error, location, note)
+            yield locate_error(error, location, self._describe_preset(mapping, data))
 
     def _select_mapping(self, data: Record) -> FieldMapping | None:
         if self.mapping is None or self.mapping.name:
@@ -226,7 +193,15 @@ class _RecordReader:
         if errors and len({key.partition("[")[0] for key, _ in nested}) == 1:
             yield errors[0]
         elif errors is not None:
-            yield InputError(f"{location}: {_describe_unknown(data, self.mapping)}")
+            yield InputError(f"{location}: {self._describe_unread(data)}")
+
+    def _describe_unread(self, data: Record) -> str:
+        """Describes a record in which the mapping or the presets find nothing."""
+        if self.mapping is not None and not self.mapping.name:
+            return f"the expressions of --map select nothing; {suggest_map(data)}"
+        nested = [value for _, value in _list_nested(data) if isinstance(value, dict)]
+        tried = PRESETS if self.mapping is None else [self.mapping.name]
+        return describe_unknown(data, nested, tried)
 
     def _read_records(
         self, data: Record, mapping: FieldMapping, location: str, number: str
@@ -237,15 +212,20 @@ class _RecordReader:
             try:
                 yield from self._read_one(record, mapping, where, number)
             except InputError as error:
-                note = f"; read as {mapping.name}; for another format, {_suggest_map(data)}"
-                yield _locate(error, where, note if mapping.name and self.mapping is None else "")
+                yield locate_error(error, where, self._describe_preset(mapping, data))
+
+    def _describe_preset(self, mapping: FieldMapping, data: Record) -> str:
+        """Returns a note on a preset that was not chosen by the user and may be the wrong one."""
+        if self.mapping is not None:
+            return ""
+        return f"; read as {mapping.name}; for another format, {suggest_map(data)}"
 
     def _read_one(
         self, record: Any, mapping: FieldMapping, location: str, number: str
     ) -> Sequence[Item]:
         expressions = mapping.expressions
         if "keep" in expressions and is_empty(expressions["keep"](record)):
-            raise OtherKindError(f"{location}: not a call of a model; {_suggest_map(record)}")
+            raise OtherKindError(f"{location}: not a call of a model; {suggest_map(record)}")
         if "answer" in expressions and isinstance(record, dict):
             check_success(record, location)
             if record.get("error"):
@@ -269,11 +249,6 @@ class _RecordReader:
 _get_default_id = compile_expression("id || conversation_id || custom_id || request_id")
 
 
-def _locate(error: InputError, location: str, note: str = "") -> InputError:
-    """Returns an error whose message begins with the location."""
-    return type(error)(f"{location}: {str(error).removeprefix(f'{location}: ')}{note}")
-
-
 def _list_nested(record: Record) -> list[tuple[str, Any]]:
     """Returns the key and value of each nested object that may be a record: the items of lists, and
     the envelopes."""
@@ -290,115 +265,6 @@ def _list_nested(record: Record) -> list[tuple[str, Any]]:
     return nested
 
 
-def _describe_unknown(record: Record, mapping: FieldMapping | None) -> str:
-    """Describes the keys of a record that no preset reads, and a mapping to complete."""
-    if mapping is not None and not mapping.name:
-        return f"the expressions of --map select nothing; {_suggest_map(record)}"
-    nested = [value for _, value in _list_nested(record) if isinstance(value, dict)]
-    has_same_keys = len(nested) > 1 and len({frozenset(value) for value in nested}) == 1
-    suggestions = map(_suggest_map, (*nested[:has_same_keys], record, *nested[:_MAX_NESTED]))
-    complete = (suggestion for suggestion in suggestions if "=KEY" not in suggestion)
-    best = next(complete, None) or _suggest_map(record)
-    tried = ", ".join(PRESETS) if mapping is None else mapping.name
-    return f"no preset reads this record; {best} (tried: {tried})"
-
-
-def _suggest_map(record: Record) -> str:
-    """Returns the keys of a record, without values, and a mapping to complete."""
-    values = dict(islice(_iter_values(record), 100))
-    paths = ", ".join([*values][:24]) or "(none)"
-    return f"complete --map '{_make_example(values)}' with the record's keys {paths}"
-
-
-def _make_example(values: Mapping[str, Any]) -> str:
-    """Returns a mapping of the paths that fit best, with KEY for those that are not found."""
-    items = {path: _get_first_item(value) for path, value in values.items()}
-    texts = {
-        path: item
-        for path, item in items.items()
-        if item and not _matches(_OTHER, path)
-        if isinstance(item, str) or (isinstance(item, dict) and _BODY_KEYS & item.keys())
-    }
-    system = _find_path(texts, ("system(_?prompt|_?message|_?instructions?)?$",))
-    texts.pop(system, None)
-    question = _find_path(texts, _QUESTION, _REQUEST_KEYS)
-    request = texts.pop(question, None)
-    answer = _find_path(texts, _ANSWER, _RESPONSE_KEYS)
-    if answer == "KEY":
-        role, content, chat, time = (_find_path(values, (pattern,)) for pattern in _ROW)
-        if isinstance(request, dict):
-            return f"messages={question}"
-        if "KEY" not in (role, content):
-            return f"role={role}, content={content}, conversation={chat}, time={time}"
-    if question == answer == "KEY" and "columns" not in values:
-        for path, item in items.items():
-            if isinstance(values[path], list) and (texts_path := _find_texts(path, item)):
-                return f"messages=dialog({texts_path})"
-    names = {re.sub(r"\d", "", path) for path in (question, answer)}
-    numbered = [path for path in values if re.sub(r"\d", "", path) in names]
-    if len(numbered) > 2:  # question1, answer1, question2, ...
-        return f"messages=dialog([{', '.join(numbered)}])"
-    if isinstance(values.get(answer), list) and isinstance(items[answer], str):
-        answer = f"{{choices: {answer}[].{{text: @}}}}"
-    example = f"prompt={question}, answer={answer}"
-    return example if system == "KEY" else f"{example}, system={system}"
-
-
-def _find_texts(path: str, item: Any) -> str | None:
-    """Returns an expression for the texts of a list of texts or pairs, of which `item` is one."""
-    if isinstance(item, dict):
-        texts = {key: text for key, text in item.items() if isinstance(text, str)}
-        pair = [_find_path(texts, patterns) for patterns in (_QUESTION, _ANSWER)]
-        return None if "KEY" in pair else f"{path}[].[{', '.join(pair)}][]"
-    return f"{path}[]" if isinstance(item, str) and _matches(_DIALOG, path) else None
-
-
-def _get_first_item(value: Any) -> Any:
-    """Returns the first item of a list, also of nested lists, or another value itself."""
-    while value and isinstance(value, list):
-        value = value[0]
-    return value
-
-
-def _find_path(
-    items: Mapping[str, Any], patterns: Sequence[str], keys: Set[str] = frozenset()
-) -> str:
-    """Returns the path of an object with one of the keys; else the first path that matches the
-    first possible pattern, or KEY."""
-    for path, item in items.items():
-        if isinstance(item, dict) and keys & item.keys():
-            return path
-    return next((p for pattern in patterns for p in items if _matches(pattern, p)), "KEY")
-
-
-@lru_cache(4096)  # many records have the same paths
-def _matches(pattern: str, path: str) -> bool:
-    return re.search(pattern, path, re.IGNORECASE) is not None
-
-
-def _iter_values(record: Record, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yields path and value of each value of a record that is not an object, or is a request or a
-    response."""
-    for key, encoded in record.items():
-        path = prefix + (key if re.fullmatch(r"[A-Za-z_]\w*", key) else json.dumps(key))
-        value = decode_json(encoded)
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            item = decode_json(value[0])
-            path, value = (f"{path}[0]", item) if isinstance(item, dict) else (path, value)
-        if isinstance(value, dict) and value and depth < _MAX_DEPTH and not _is_body(value):
-            yield from _iter_values(value, f"{path}.", depth + 1)
-        else:
-            yield path, value
-
-
-def _is_body(value: Mapping[str, Any]) -> bool:
-    """Whether an object is a request, a response, or a column of a table."""
-    is_column = all(key.isdecimal() for key in value)
-    return is_column or (
-        bool((_REQUEST_KEYS | _RESPONSE_KEYS) & value.keys()) and [*value] != ["messages"]
-    )
-
-
 def _check_scope(value: Any, location: str) -> str | int:
     """Returns the scope of a record. A record without a scope is an error: with a default scope,
     its text would be shared with all requests of that scope."""
@@ -409,82 +275,3 @@ def _check_scope(value: Any, location: str) -> str | int:
     raise InputError(
         f"{location}: expected a string or an integer below 2**62, got {describe_type(value)}"
     )
-
-
-# Rows that are parts of a conversation
-
-
-def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, Conversation | InputError]]:
-    """Yields the conversations of rows, or an error, each with its number of rows."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.key, []).append(row)
-    for key, group in groups.items():
-        where = group[0].where
-        try:
-            for conversation in _join_rows(_sort_rows(group), key, where):
-                yield len(group), conversation
-        except InputError as error:
-            yield len(group), _locate(error, where)
-
-
-def _sort_rows(rows: list[Row]) -> list[Row]:
-    """Returns the rows of a conversation in the order of time, or unchanged without a time."""
-    num_missing = sum(row.time in (None, "") for row in rows)
-    if num_missing == len(rows):
-        return rows
-    if num_missing:
-        raise RecordError("some rows of the conversation have a time and some have none")
-    times = [_parse_time(row.time) for row in rows]
-    if len({isinstance(time, datetime) for time in times}) > 1:
-        raise RecordError("some times of the conversation are numbers and some are ISO 8601")
-    # Rows of equal times keep the order of the file, or its reverse if its times decrease.
-    step = -1 if times == sorted(times, reverse=True) else 1
-    order = sorted(range(len(rows))[::step], key=times.__getitem__)
-    return [rows[i] for i in order]
-
-
-def _parse_time(value: Any) -> Any:
-    """Returns the number or the time of a value, which may be a text of either."""
-    while isinstance(value, dict) and len(value) == 1:  # MongoDB's {"$date": {"$numberLong": "1"}}
-        (value,) = value.values()
-    if isinstance(value, str):
-        text = re.sub(r"(\.\d{6})\d+", r"\1", value.strip().replace(" UTC", "Z"))
-        try:
-            return float(text)
-        except ValueError:
-            try:
-                value = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
-            except ValueError as error:
-                raise RecordError("the time is neither a number nor ISO 8601") from error
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RecordError(f"the time must be a number or a string, got {describe_type(value)}")
-    return value
-
-
-def _join_rows(rows: list[Row], key: str, where: str) -> list[Conversation]:
-    """Joins rows to a conversation. Each row is a message, a whole turn, a request or an answer."""
-    all_fields = [{k: v for k, v in row.fields.items() if not is_empty(v)} for row in rows]
-    if len({fields.get("scope") for fields in all_fields}) > 1:
-        raise RecordError("the rows of the conversation have different scopes")
-    if all({"messages", "answer"} <= fields.keys() for fields in all_fields):
-        parts = [make_conversations(row.fields, row.where, key) for row in rows]
-        if len(rows) > 1 and any(len(part) > 1 for part in parts):
-            raise RecordError("a row of the conversation has several answers")
-        turns = tuple(turn for part in parts for turn in part[0].turns)
-        return [parts[0][0]._replace(turns=turns)] if len(rows) > 1 else parts[0]
-    contents = [fields["content"] for fields in all_fields if "content" in fields]
-    joined: dict[str, Any] = {"messages": contents} if contents else {}
-    for fields in all_fields:
-        for name in ("answer", "system", "tools", "scope", *(() if contents else ("messages",))):
-            if name in fields and joined.setdefault(name, fields[name]) != fields[name]:
-                raise RecordError(f'the rows of the conversation have different "{name}"')
-    if not contents and not {"messages", "answer"} <= joined.keys():
-        missing = "answer" if "messages" in joined else "request"
-        raise RecordError(
-            f"no {missing} for this id; if requests and answers are in two files, read both as "
-            "one: cat FILE FILE | ngram-npu ..."
-        )
-    return make_conversations(joined, where, key)

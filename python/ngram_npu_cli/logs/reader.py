@@ -28,8 +28,9 @@ from ngram_npu_cli.logs.files import (
     read_batches,
     select_shard,
 )
-from ngram_npu_cli.logs.mapping import OtherKindError, Row, convert_batch, group_rows, parse_map
+from ngram_npu_cli.logs.mapping import OtherKindError, convert_batch, parse_map
 from ngram_npu_cli.logs.remote import LogPath, make_path
+from ngram_npu_cli.logs.rows import Row, group_rows
 from ngram_npu_cli.logs.tokenization import Tokenization, TokenizedConversation
 from ngram_npu_cli.options import ReadingOptions
 from ngram_npu_cli.workers import map_in_order

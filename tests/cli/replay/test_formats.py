@@ -23,7 +23,8 @@ from log_samples import (
 )
 from ngram_npu.errors import InputError
 from ngram_npu_cli.logs.files import read_batches
-from ngram_npu_cli.logs.mapping import Row, convert_batch, group_rows
+from ngram_npu_cli.logs.mapping import convert_batch
+from ngram_npu_cli.logs.rows import Row, group_rows
 from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.replay import Conversation, Turn, load_inputs
 

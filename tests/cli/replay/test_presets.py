@@ -16,8 +16,9 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from ngram_npu_cli.logs.files import Batch
-from ngram_npu_cli.logs.mapping import Row, convert_batch, group_rows
+from ngram_npu_cli.logs.mapping import convert_batch
 from ngram_npu_cli.logs.presets import PRESETS
+from ngram_npu_cli.logs.rows import Row, group_rows
 from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.options import ReadingOptions
 from ngram_npu_cli.replay import Conversation, InputError, ReplayOptions, load_inputs, replay
