@@ -29,6 +29,7 @@ _MESSAGES_KEYS = ("messages", "input", "contents")
 _WHOLE_KEYS = ("prompt", "prompts", "inputText")
 """Keys of a request with the model's whole input, template included."""
 _TEXT_KEYS = ("text", "question", "query", "instruction", "user_input", "content")
+_CONVERSATION_KEYS = ("conversation_id", "conversationId", "session_id", "sessionId", "thread_id")
 _PARENT_KEYS = ("parentId", "parent_id", "parentMessageId", "parent_message_uuid")
 _SYSTEM_KEYS = ("system", "instructions", "systemInstruction", "system_instruction")
 _MESSAGE_KEYS = {"content", "data", "kwargs", "from", "message", "author", "sender"}
@@ -60,24 +61,29 @@ def make_conversations(fields: Mapping[str, Any], location: str, number: str) ->
         request = _read_request(fields, f"{location}: messages")
         if request.messages is None:
             raise RecordError(f"{location}: messages must be an array, got a string")
-        messages = [m for m in request.messages if isinstance(m, dict)]
-        ids = [m["id"] for m in messages if isinstance(m.get("id"), (str, int))]
-        for key in ("conversation_id", "conversationId", "session_id", "sessionId", "thread_id"):
-            if len({str(m[key]) for m in messages if m.get(key)}) > 1:
-                raise RecordError(
-                    f'{location}: the messages have different values of "{key}"; use --map '
-                    f"'records=..., role=role, content=content, conversation={key}'"
-                )
-        parents = [str(m[k]) for m in messages for k in _PARENT_KEYS if m.get(k)]
-        if len(set(parents)) < len(parents):
-            raise RecordError(f"{location}: several messages have the same parent; use thread(...)")
-        if len(set(ids)) < len(ids):
-            raise RecordError(
-                f"{location}: several messages have the same id; if it is that of a conversation, "
-                "use --map 'role=role, content=content, conversation=id'"
-            )
+        _check_one_conversation(request.messages, location)
         all_turns = [_make_turns(request, request.messages, location)]
     return [Conversation(ident, turns, location, fields.get("scope")) for turns in all_turns]
+
+
+def _check_one_conversation(items: list[Any], location: str) -> None:
+    """Raises RecordError if messages are rows of several conversations, or branches of one."""
+    messages = [item for item in items if isinstance(item, dict)]
+    for key in _CONVERSATION_KEYS:
+        if len({str(message[key]) for message in messages if message.get(key)}) > 1:
+            raise RecordError(
+                f'{location}: the messages have different values of "{key}"; use --map '
+                f"'records=..., role=role, content=content, conversation={key}'"
+            )
+    parents = [str(m[key]) for m in messages for key in _PARENT_KEYS if m.get(key)]
+    if len(set(parents)) < len(parents):
+        raise RecordError(f"{location}: several messages have the same parent; use thread(...)")
+    ids = [m["id"] for m in messages if isinstance(m.get("id"), (str, int))]
+    if len(set(ids)) < len(ids):
+        raise RecordError(
+            f"{location}: several messages have the same id; if it is that of a conversation, "
+            "use --map 'role=role, content=content, conversation=id'"
+        )
 
 
 def _parse_turns(value: Any, location: str) -> tuple[Turn, ...]:

@@ -40,7 +40,7 @@ def get_first_value(paths: list[list[str]], record: Any) -> Any:
 
 
 def check_list(items: Any) -> list[dict[str, Any]]:
-    """Returns the list if it is one of objects."""
+    """Returns the list if all items are objects."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise RecordError("the attributes or events must be a list of objects")
+        raise RecordError("attributes, events and nodes must be lists of objects")
     return items

@@ -265,7 +265,7 @@ INVALID_RECORDS: list[tuple[list[Any], str]] = [
         "tree of messages has no node",
     ),
     ([{"attributes": [{"value": 1}], "spanId": "s"}], "an attribute has no key"),
-    ([{"attributes": [1], "spanId": "s"}], "must be a list of objects"),
+    ([{"attributes": [1], "spanId": "s"}], "must be lists of objects"),
     (
         [{"run_type": "chain", "inputs": {"q": "Hi"}, "outputs": {"a": "Ho"}}],
         "not calls of a model",
