@@ -50,8 +50,9 @@ class RecordError(InputError):
     """A field of a record is missing or has the wrong type. The reader adds a valid example."""
 
 
-def import_optional(module: str, option: str, extra: str) -> Any:
-    """Imports a module that an option of the command needs.
+def import_optional(module: str, option: str, extra: str, package: str = "") -> Any:
+    """Imports a module that an option of the command needs. `package` is the name of its package if
+    the module has another name.
 
     Raises:
         InputError: the module is not installed; the message names the extra that installs it.
@@ -59,7 +60,7 @@ def import_optional(module: str, option: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
+        package = package or module.partition(".")[0]
         raise InputError(
             f'{option} needs {package}: pip install {package} (the extra "{extra}")'
         ) from error

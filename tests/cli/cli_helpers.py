@@ -65,6 +65,13 @@ def make_token_request(turns: Turns, name: str = "r") -> TokenRequest:
     )
 
 
+def copy_lines(path: Path, lines: slice) -> Path:
+    """Copies some lines of a file to a new file."""
+    copy = path.with_name("copied-lines.jsonl")
+    copy.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[lines]))
+    return copy
+
+
 def read_conversations(path: Path, **options: Any) -> list[Conversation]:
     """Reads a file. Raises the error of the first record that is not a conversation."""
     (item,) = load_inputs([path], ReadingOptions(strict=True, **options))

@@ -106,7 +106,7 @@ def test_tune_reports_the_same_with_any_number_of_jobs(folder: Path) -> None:
         ("line", True, r"b\.jsonl\.gz:6: not JSON"),
         ("gzip", False, r"b\.jsonl\.gz:\d+: damaged gzip data"),
         ("tokenizer", True, r'd\.jsonl:1: missing key "prompt_token_ids"'),
-        ("tokenizer", False, r"d\.jsonl:1: .* 30 of 30 conversations are skipped"),
+        ("tokenizer", False, r"d\.jsonl:1: .* 30 of 30 records are skipped"),
         ("empty", False, r"b\.jsonl\.gz: empty, no conversation"),
     ],
 )

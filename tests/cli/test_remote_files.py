@@ -1,4 +1,4 @@
-"""Tests logs at URLs, in fsspec's storage in memory; torch's requirements include fsspec."""
+"""Tests logs at URLs, in the storage in memory of fsspec, which universal_pathlib uses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_command_reads_a_remote_file(storage: Any, capsys: pytest.CaptureFixture
     [
         ("memory://bucket/none.jsonl", "no such file or directory"),
         ("memory://empty", "no files in this directory"),
-        ("nothing://bucket/a.jsonl", "nothing://bucket/a.jsonl: Protocol not known: nothing"),
+        ("nothing://bucket/a.jsonl", "nothing://bucket/a.jsonl: Unsupported filesystem: .nothing"),
         ("memory://a.store", "memory://a.store: expected a local file, because it is a store"),
     ],
 )
@@ -78,9 +78,9 @@ def test_unusable_url_is_an_error(storage: Any, tmp_path: Path, url: str, messag
         learn([url])
 
 
-def test_missing_fsspec_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    message = r's3://bucket/logs needs fsspec: pip install fsspec \(the extra "remote"\)'
+def test_missing_package_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "upath", None)
+    message = r's3://bucket/logs needs universal_pathlib: .* \(the extra "remote"\)'
     with pytest.raises(InputError, match=message):
         replay(["s3://bucket/logs"])
 

@@ -26,12 +26,11 @@ from ngram_npu_cli.learn.curve import Evaluation, Point, ScopedText, TokenConver
 from ngram_npu_cli.learn.learn_report import LearnReport, format_report
 from ngram_npu_cli.logs.reader import (
     Progress,
-    Tokenization,
-    TokenizedConversation,
     ignore_progress,
     read_requests,
 )
 from ngram_npu_cli.logs.remote import LogPath, make_path
+from ngram_npu_cli.logs.tokenization import Tokenization, TokenizedConversation
 from ngram_npu_cli.options import LearnOptions
 from ngram_npu_cli.report import TOKENIZER_WARNING, Run
 

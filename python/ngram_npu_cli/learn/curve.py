@@ -26,7 +26,7 @@ from ngram_npu.tensors import Int32Array
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.logs.reader import Progress, ShowProgress
-from ngram_npu_cli.logs.remote import LogPath
+from ngram_npu_cli.logs.remote import LogPath, list_errors
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.replay.walks import Counts
 
@@ -220,12 +220,12 @@ def count_blocks(num_tokens: int) -> int:
 def is_store_file(path: LogPath) -> bool:
     """Returns whether a file begins like a store file; false if the file cannot be read, because
     reading it as a log then reports the reason."""
-    if not path.is_file():  # opening a pipe would consume its data
-        return False
     try:
+        if not path.is_file():  # opening a pipe would consume its data
+            return False
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
+            return bool(file.read(len(MAGIC)) == MAGIC)
+    except list_errors(path):
         return False
 
 

@@ -39,6 +39,9 @@ _OPENAI_ROLES = ("user", "assistant", "system", "tool")
 _ROLE_KEYS = ("role", "from", "author", "sender", "speaker")
 _CONTENT_KEYS = ("content", "value", "text", "parts", "message", "body")
 _TEXT_KEYS = ("output", "answer", "text", "content", "response", "completion", "generated_text")
+_get_function = compile_expression("function || @")
+_get_response_error = compile_expression("response.error")
+_get_response_output = compile_expression("response.output")
 EMPTY: tuple[Any, ...] = (None, "", [])
 _MAX_TOKEN_ID = 2**31 - 1
 _EVENT_LINE = re.compile(r"(data|event|id|retry)?:")
@@ -186,7 +189,7 @@ class Answer:
 
     def _add_call(self, call: Any, location: str, is_delta: bool = False) -> None:
         """Adds a tool call, or the delta of a tool call."""
-        function = call["function"] if _get_nested(call, "function") is not None else call
+        function = _get_function(call)
         check_type(function, dict, location)
         name = get_first(function, "name")
         name = None if name is None else check_text(name, f"{location}: name")
@@ -281,7 +284,7 @@ def parse_answers(response: object, location: str) -> list[Answer]:
     has_index: set[bool] = set()
     for i, chunk in enumerate(chunks):
         part_location = f"{location}[{i}]" if len(chunks) > 1 else location
-        failure = failure or chunk.get("error") or _get_nested(chunk, "response", "error")
+        failure = failure or chunk.get("error") or _get_response_error(chunk)
         if chunk.get("prompt_token_ids") not in EMPTY:
             ids = check_token_ids(chunk["prompt_token_ids"], f"{part_location}: prompt_token_ids")
             prompt_ids = prompt_ids or ids
@@ -335,7 +338,7 @@ def parse_answers(response: object, location: str) -> list[Answer]:
 def _apply_event(event: Record, blocks: dict[int, dict[str, Any]], location: str) -> None:
     """Applies an event of Anthropic's streams or of the Responses API to a part."""
     name = check_type(event.get("type"), str, f"{location}: type", optional=True)
-    output = _get_nested(event, "response", "output")
+    output = _get_response_output(event)
     if isinstance(output, list) and output:
         blocks.clear()
         for number, item in enumerate(output):
@@ -376,14 +379,6 @@ def _get_part_number(event: Record, location: str) -> int:
     if number is None:
         raise RecordError(f"{location}: missing the index of the part")
     return number
-
-
-def _get_nested(data: Record, *keys: str) -> Any:
-    """Returns the value under nested keys; None if it is missing."""
-    value: Any = data
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def get_first(data: Record, *keys: str) -> Any:

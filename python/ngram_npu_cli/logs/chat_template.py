@@ -93,6 +93,8 @@ def _render_prompt(turn: Turn, as_is: bool) -> str:
 
 def render_completion(message: Message) -> str:
     """Returns the text that the model generated: its reasoning, its text, its tool calls."""
+    if len(message) == 2:  # only role and content, as in nearly all messages
+        return str(message["content"])
     return _render_reasoning(message) + _render_without_reasoning(message)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ Message = Mapping[str, Any]
 "tool_calls"."""
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """One turn: the model's input and its answer.
 
     A turn has either both lists of token ids, or the completion's text with a prompt or messages.
@@ -58,8 +57,7 @@ class Turn:
         return self.messages or ({"role": "user", "content": self.prompt or ""},)
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(NamedTuple):
     """A recorded conversation: turns that share one growing context.
 
     Attributes:

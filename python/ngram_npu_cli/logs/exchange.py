@@ -124,8 +124,10 @@ def _parse_exchange(fields: Mapping[str, Any], location: str) -> list[tuple[Turn
 def _read_request(fields: Mapping[str, Any], location: str) -> _Request:
     """Returns the request of a record, with system text and tools of other fields."""
     request = _parse_request(decode_json(fields["messages"]), location)
-    others = {n: fields[n] for n in ("system", "tools") if not is_empty(fields.get(n))}
-    return request._replace(**others) if others else request
+    for name in ("system", "tools"):
+        if not is_empty(fields.get(name)):
+            request = request._replace(**{name: fields[name]})
+    return request
 
 
 def _parse_request(value: Any, location: str) -> _Request:

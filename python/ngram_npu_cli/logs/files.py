@@ -8,13 +8,14 @@ because only a batch is in memory at a time.
 from __future__ import annotations
 
 import codecs
+import errno
 import gzip
 import io
 import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 from ngram_npu.errors import InputError, RecordError, import_optional, to_one_line
 
 from ngram_npu_cli.logs.presets import is_conversation
-from ngram_npu_cli.logs.remote import LogPath, RemotePath
+from ngram_npu_cli.logs.remote import LogPath, list_errors
 from ngram_npu_cli.logs.tables import read_table
 
 File = TypeVar("File")
@@ -76,19 +77,20 @@ def find_files(path: LogPath) -> list[LogPath]:
     Raises:
         InputError: The path does not exist, or a folder is empty or cannot be read.
     """
-    if not path.is_dir():
-        if path != STDIN and not path.exists():
-            raise InputError(f"{path}: no such file or directory")
-        return [path]
     files: list[Any] = []
     folders: list[Any] = [path]
     try:
+        if path != STDIN and not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "no such file or directory")
+        # Over HTTP, a file is also a folder, and listing it would download it.
+        if path.is_file() or not path.is_dir():
+            return [path]
         for folder in folders:  # the loop appends to this list
             entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
             folders += [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
             files += [entry for entry in entries if entry.is_file()]
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+    except list_errors(path) as error:
+        raise _convert_error(path, error) from error
     if not files:
         raise InputError(f"{path}: no files in this directory")
     return sorted(files)
@@ -124,7 +126,7 @@ def read_batches(path: LogPath, *, is_in_folder: bool = False) -> Iterator[Batch
     size = 0
     position = [0]
     try:
-        with _convert_errors(path, name, position), _open(path) as file:
+        with _open(path) as file:
             for line in _read_lines(file, path.name, batch, position, is_in_folder):
                 if size >= BATCH_BYTES:
                     yield batch
@@ -134,6 +136,12 @@ def read_batches(path: LogPath, *, is_in_folder: bool = False) -> Iterator[Batch
                 size += len(line[1]) if isinstance(line[1], bytes) else _ROW_BYTES
     except InputError as error:
         batch.error = error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        # The complete lines before were unpacked, so the damage is in or soon after the next line.
+        reason = f"damaged gzip data: {to_one_line(error)}"
+        batch.error = InputError(f"{name}:{position[0] + 1}: {reason}")
+    except list_errors(path) as error:
+        batch.error = _convert_error(name, error)
     yield batch
 
 
@@ -149,15 +157,41 @@ def _read_lines(
         return
     if is_in_folder and not file_name.endswith(SUFFIXES) and not _JSON_LINE.search(start):
         raise RecordError(f"{batch.name}: neither JSON nor a table")
-    pieces = _read_pieces(file, position)
-    first_line, first = next(((line, piece) for line, piece in pieces if piece.strip()), (0, b""))
-    pieces = chain([(first_line, first)], pieces)
+    lines = _number_lines(file, position)
+    first_line, first = next(((line, raw) for line, raw in lines if raw.strip()), (0, b""))
     # Windows editors begin a file with a byte order mark, which JSON does not allow.
     is_json = first.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")
     if is_json and _is_document(first):
         batch.is_document = True
-        yield first_line, _join_pieces((piece for _, piece in pieces), batch.name)
-    yield from _select_lines(pieces, batch.name)  # of a document, no piece is left
+        document = first + file.read((_MAX_DOCUMENT_MIB << 20) + 1 - len(first))
+        if len(document) > _MAX_DOCUMENT_MIB << 20:
+            raise InputError(
+                f"{batch.name}: the JSON document is longer than {_MAX_DOCUMENT_MIB} MiB; write "
+                "one record per line"
+            )
+        yield first_line, document
+        return
+    for line, raw in chain([(first_line, first)], lines):
+        if _is_too_long(raw):
+            reason = f"the line is longer than {_MAX_LINE_MIB} MiB"
+            yield line, InputError(f"{batch.name}:{line}: {reason}")
+        elif raw.strip():
+            yield line, raw
+
+
+def _number_lines(file: io.BufferedReader, position: list[int]) -> Iterator[tuple[int, bytes]]:
+    """Yields lines with their numbers, and stores the number in `position`. Of a line that is too
+    long, only the beginning is yielded."""
+    size = (_MAX_LINE_MIB << 20) + 1
+    while raw := file.readline(size):
+        position[0] += 1
+        yield position[0], raw
+        while _is_too_long(raw):
+            raw = file.readline(size)
+
+
+def _is_too_long(raw: bytes) -> bool:
+    return len(raw) > _MAX_LINE_MIB << 20 and not raw.endswith(b"\n")
 
 
 def parse_batch(batch: Batch) -> Iterator[tuple[int, str, Any]]:
@@ -192,31 +226,9 @@ def _parse_line(raw: bytes, name: str, line: int) -> Any:
         return error
 
 
-def _read_pieces(file: io.BufferedReader, position: list[int]) -> Iterator[tuple[int, bytes]]:
-    """Yields lines with their numbers, and stores the number in `position`. A line that is too long
-    is yielded in several pieces."""
-    is_new_line = True
-    while piece := file.readline((_MAX_LINE_MIB << 20) + 1):
-        position[0] += is_new_line
-        is_new_line = piece.endswith(b"\n")
-        yield position[0], piece
-
-
-@contextmanager
-def _convert_errors(path: LogPath, name: str, position: list[int]) -> Iterator[None]:
-    # The packages of remote storage have their own classes of errors.
-    read_errors = Exception if isinstance(path, RemotePath) else OSError
-    try:
-        yield
-    except InputError:
-        raise
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        # The complete lines before were unpacked, so the damage is in or soon after the next line.
-        reason = f"damaged gzip data: {to_one_line(error)}"
-        raise InputError(f"{name}:{position[0] + 1}: {reason}") from error
-    except read_errors as error:
-        reason = getattr(error, "strerror", None) or to_one_line(error)
-        raise InputError(f"{name}: {reason}") from error
+def _convert_error(name: object, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or to_one_line(error) or type(error).__name__
+    return InputError(f"{name}: {reason}")
 
 
 @contextmanager
@@ -238,19 +250,6 @@ def _open(path: LogPath) -> Iterator[Any]:
         yield file
 
 
-def _select_lines(
-    pieces: Iterator[tuple[int, bytes]], name: str
-) -> Iterator[tuple[int, bytes | InputError]]:
-    """Yields lines that are not blank; an error for a line that is too long."""
-    for line, piece in pieces:
-        if len(piece) > _MAX_LINE_MIB << 20 and not piece.endswith(b"\n"):
-            while not piece.endswith(b"\n"):
-                _, piece = next(pieces, (0, b"\n"))
-            yield line, InputError(f"{name}:{line}: the line is longer than {_MAX_LINE_MIB} MiB")
-        elif piece.strip():
-            yield line, piece
-
-
 def _decode(raw: bytes, location: str) -> str:
     try:
         # Concatenated files may each begin with a byte order mark.
@@ -270,20 +269,6 @@ def _is_document(first: bytes) -> bool:
         return first.lstrip()[:1] == b"["
     # The file is one array on one line. An array of messages, however, is one conversation.
     return isinstance(value, list) and not is_conversation(value)
-
-
-def _join_pieces(pieces: Iterable[bytes], name: str) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        parts.append(piece)
-        size += len(piece)
-        if size > _MAX_DOCUMENT_MIB << 20:
-            raise InputError(
-                f"{name}: the JSON document is longer than {_MAX_DOCUMENT_MIB} MiB; write one "
-                "record per line"
-            )
-    return b"".join(parts)
 
 
 def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from itertools import islice
@@ -317,7 +317,7 @@ def _check_scope(value: Any, location: str) -> str | int:
 # Rows that are parts of a conversation
 
 
-def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, Item]]:
+def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, Conversation | InputError]]:
     """Yields the conversations of rows, or an error, each with its number of rows."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -375,7 +375,7 @@ def _join_rows(rows: list[Row], key: str, where: str) -> list[Conversation]:
         if len(rows) > 1 and any(len(part) > 1 for part in parts):
             raise RecordError("a row of the conversation has several answers")
         turns = tuple(turn for part in parts for turn in part[0].turns)
-        return [replace(parts[0][0], turns=turns)] if len(rows) > 1 else parts[0]
+        return [parts[0][0]._replace(turns=turns)] if len(rows) > 1 else parts[0]
     contents = [fields["content"] for fields in all_fields if "content" in fields]
     joined: dict[str, Any] = {"messages": contents} if contents else {}
     for fields in all_fields:

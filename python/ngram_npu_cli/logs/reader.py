@@ -1,28 +1,23 @@
 """Reads conversations from files and folders, and converts them to requests of token ids.
 
 replay and learn read their input with `read_requests`; tune reads it with `read_logs` and converts
-only a sample with a `Tokenization`.
+only a sample.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from os import PathLike
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
-import numpy as np
-from ngram_npu.errors import InputError, RecordError, to_one_line
+from ngram_npu.errors import InputError, RecordError
 
-from ngram_npu_cli.logs.answers import check_text
-from ngram_npu_cli.logs.chat_template import ChatTemplate, load_chat_template, render_turns
 from ngram_npu_cli.logs.conversations import (
     Conversation,
-    TokenRequest,
-    TokenTurn,
     stdlib_conversations,
 )
 from ngram_npu_cli.logs.files import (
@@ -35,14 +30,11 @@ from ngram_npu_cli.logs.files import (
 )
 from ngram_npu_cli.logs.mapping import OtherKindError, Row, convert_batch, group_rows, parse_map
 from ngram_npu_cli.logs.remote import LogPath, make_path
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
+from ngram_npu_cli.logs.tokenization import Tokenization, TokenizedConversation
 from ngram_npu_cli.options import ReadingOptions
 from ngram_npu_cli.workers import map_in_order
 
 Converted = TypeVar("Converted")
-
-IDS_ONLY = "ids"
-"""Value of --tokenizer for no tokenizer: only conversations with token ids are read."""
 
 STDLIB_NAME = "python-stdlib"
 
@@ -161,7 +153,8 @@ class BatchResult(Generic[Converted]):
 
 @dataclass(frozen=True)
 class BatchReader(Generic[Converted]):
-    """Parses a part of a file and converts its conversations, in any process."""
+    """Parses a part of a file and converts its conversations, in any process. The error of a
+    conversion is that of the record."""
 
     options: ReadingOptions
     scope_field: str | None
@@ -177,7 +170,11 @@ class BatchReader(Generic[Converted]):
                 if isinstance(item, (InputError, Row)):
                     result.items.append(item)
                     continue
-                result.items.append((item.where, self.convert(item)))
+                try:
+                    result.items.append((item.where, self.convert(item)))
+                except RecordError as error:
+                    result.items.append(error)
+                    continue
                 num_conversations += 1
                 if num_conversations == self.options.limit:
                     break
@@ -201,7 +198,7 @@ def read_logs(
     of the files, and others parse and convert them. The result does not depend on their number.
 
     Args:
-        paths: Files and folders, also URLs that fsspec can open.
+        paths: Files and folders, also URLs of remote storage.
         options: Options for reading.
         receive: Called with the number of the input and each of its conversations, converted.
         convert: Converts a conversation. It is pickled if there are several jobs.
@@ -209,7 +206,7 @@ def read_logs(
         progress: Called after each conversation.
 
     Returns:
-        The inputs, and the reasons why files of folders were skipped.
+        The inputs, and notes on files of folders that are not read.
 
     Raises:
         InputError: A file or folder is missing, not readable or empty, or more than half of the
@@ -224,8 +221,8 @@ def read_logs(
         conversations, missing = stdlib_conversations(options.limit)
         for conversation in conversations:
             receive(0, convert(conversation))
-        notes: tuple[str, ...] = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
-        return [InputLog(STDLIB_NAME, notes if missing else ())], []
+        note = f"{len(missing)} modules are not installed: {' '.join(missing)}"
+        return [InputLog(STDLIB_NAME, (note,) if missing else ())], []
     roots = [make_path(path) for path in paths]
     all_files = [(file, file is not root) for root in roots for file in find_files(root)]
     parse_map(options.map)  # checks the option before any work
@@ -265,15 +262,17 @@ def read_logs(
                 omitted[_get_kind(file)][str(file)] = str(error).partition(_FORMAT_NOTE)[0]
             else:
                 inputs.append(InputLog(name, notes))
-    omissions = []
-    for kind, reasons in omitted.items():
-        shown = [f"{reason:.240}" for reason in list(reasons.values())[:_MAX_REASONS]]
-        names = list(reasons)[_MAX_REASONS:]  # without their reasons
-        shown += [f"and {', '.join(names)}"] if names else []
-        omissions.append(f"not read: {len(reasons)} {kind}: {'; '.join(shown)}")
-    if not inputs and omissions:
-        raise InputError(omissions[0])
-    return inputs, omissions
+    notes_on_omitted = [_describe_omitted(kind, reasons) for kind, reasons in omitted.items()]
+    if not inputs and omitted:
+        raise InputError(notes_on_omitted[0])
+    return inputs, notes_on_omitted
+
+
+def _describe_omitted(kind: str, reasons: Mapping[str, str]) -> str:
+    """Describes files of a kind that are not read; `reasons` are by file."""
+    shown = [f"{reason:.240}" for reason in list(reasons.values())[:_MAX_REASONS]]
+    others = ", ".join(list(reasons)[_MAX_REASONS:])
+    return f"not read: {len(reasons)} {kind}: {'; '.join(shown)}" + (others and f"; and {others}")
 
 
 def _get_kind(file: LogPath) -> str:
@@ -306,9 +305,14 @@ def _iter_items(
     for num_rows, grouped in group_rows(rows):
         if isinstance(grouped, InputError):
             skipped.add(grouped, num_rows)
-        elif isinstance(grouped, Conversation):
-            skipped.used += num_rows
-            yield convert(grouped)
+            continue
+        try:
+            converted = convert(grouped)
+        except RecordError as error:
+            skipped.add(error, num_rows)
+            continue
+        skipped.used += num_rows
+        yield converted
 
 
 def keep_conversation(conversation: Conversation) -> Conversation:
@@ -325,22 +329,17 @@ def read_requests(
     scope_field: str | None = None,
     progress: ShowProgress = ignore_progress,
 ) -> tuple[list[InputLog], list[str]]:
-    """Reads and tokenizes conversations as `read_logs` does. Also skips conversations that the chat
-    template rejects.
+    """Reads conversations as `read_logs` does, and tokenizes them.
 
     If a conversation has text, `tokenization` is loaded afterwards.
     """
-    skipped: defaultdict[int, Skipped] = defaultdict(
-        lambda: Skipped("conversations", strict=options.strict)
-    )
 
     def receive_tokenized(number: int, conversation: TokenizedConversation) -> None:
         if conversation.has_text:
             tokenization.load()
-        if conversation.check_or_skip(skipped[number]):
-            receive(number, conversation)
+        receive(number, conversation)
 
-    logs, omissions = read_logs(
+    return read_logs(
         paths,
         options,
         receive_tokenized,
@@ -348,11 +347,6 @@ def read_requests(
         scope_field=scope_field,
         progress=progress,
     )
-    inputs = [
-        InputLog(log.name, (*log.notes, *skipped[number].list_notes()))
-        for number, log in enumerate(logs)
-    ]
-    return inputs, omissions
 
 
 def _shorten(file: LogPath) -> str:
@@ -362,131 +356,3 @@ def _shorten(file: LogPath) -> str:
         if file.name.endswith(suffix):
             return file.name[: -len(suffix)]
     return file.name
-
-
-@dataclass(frozen=True)
-class TokenizedConversation:
-    """A conversation as requests of token ids.
-
-    Attributes:
-        id, scope: As in `Conversation`.
-        requests: One request, or several if the template changes earlier turns.
-        has_text: Whether it was recorded as text, which needs a tokenizer.
-        error: The template rejects the conversation, or a text has no tokenizer.
-    """
-
-    id: str
-    scope: str | int | None
-    requests: tuple[TokenRequest, ...]
-    has_text: bool
-    error: RecordError | None = None
-
-    def check_or_skip(self, skipped: Skipped) -> bool:
-        """Returns whether the conversation can be used. If not, `skipped` counts it."""
-        if self.error is not None:
-            skipped.add(self.error)
-        else:
-            skipped.used += 1
-        return self.error is None
-
-
-class Tokenization:
-    """Converts conversations to requests of token ids.
-
-    A copy in another process, which `pickle` makes, loads the tokenizer itself.
-
-    Attributes:
-        tokenizer: The tokenizer; None until `load` or the first text loads it.
-        is_guessed: Whether the default tokenizer was loaded because none was chosen.
-        is_needed: Whether `load` was called, for example because a conversation has text.
-    """
-
-    def __init__(
-        self,
-        name: str | None = None,
-        chat_template: str = "auto",
-        tokenizer: ReplayTokenizer | None = None,
-    ) -> None:
-        self.tokenizer: ReplayTokenizer | None = None
-        self.is_guessed = False
-        self.is_needed = False
-        self._name = name
-        self._chat_template = chat_template
-        self._template: ChatTemplate | None = None
-        self._is_given = tokenizer is not None
-        if tokenizer is not None:
-            self._set_tokenizer(tokenizer)
-
-    @property
-    def digest(self) -> str:
-        """Digest of the tokenizer's vocabulary; empty if the tokenizer is not loaded."""
-        return "" if self.tokenizer is None else self.tokenizer.digest
-
-    def load(self) -> None:
-        """Loads the tokenizer, unless only token ids are accepted.
-
-        Raises:
-            InputError: There is no such tokenizer, or its chat template cannot be read.
-        """
-        self.is_needed = True
-        if self.tokenizer is None and self._name != IDS_ONLY:
-            self.is_guessed = self._name is None
-            self._set_tokenizer(load_tokenizer(self._name or DEFAULT_TOKENIZER))
-
-    def _set_tokenizer(self, tokenizer: ReplayTokenizer) -> None:
-        self.tokenizer = tokenizer
-        if self._chat_template == "auto" and tokenizer.folder is not None:
-            self._template = load_chat_template(tokenizer.folder)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._is_given:
-            raise InputError("jobs: expected 1 with a tokenizer that is an object")
-        return {**vars(self), "tokenizer": None, "_template": None}
-
-    def tokenize(self, conversation: Conversation) -> TokenizedConversation:
-        """Returns the conversation as requests, or with the error for which it is to be skipped."""
-        requests: tuple[TokenRequest, ...] = ()
-        error = None
-        try:
-            requests = tuple(self.make_requests(conversation))
-        except RecordError as record_error:
-            error = record_error
-        has_text = not conversation.has_token_ids
-        return TokenizedConversation(conversation.id, conversation.scope, requests, has_text, error)
-
-    def make_requests(self, conversation: Conversation) -> list[TokenRequest]:
-        """Returns one request, or several if the template changes earlier turns.
-
-        Raises:
-            RecordError: The template rejects the conversation, or a text has no tokenizer.
-        """
-        if conversation.has_token_ids:
-            turns = conversation.turns
-            ids = [(t.prompt_token_ids or (), t.completion_token_ids or ()) for t in turns]
-            return [_make_request(conversation.id, ids)]
-        self.load()
-        if self.tokenizer is None:
-            raise RecordError(f'{conversation.where}: missing key "prompt_token_ids"')
-        # Prompt and answer are tokenized separately, because a token that the model generates
-        # never contains text of the prompt.
-        encode = self.tokenizer.encode
-        return [
-            _make_request(conversation.id, ((encode(p), encode(c)) for p, c in turns))
-            for turns in self._render(conversation)
-        ]
-
-    def _render(self, conversation: Conversation) -> list[list[tuple[str, str]]]:
-        """Returns the texts of the requests, which a tokenizer accepts."""
-        try:
-            as_is = self._chat_template == "none"
-            requests = render_turns(conversation, self._template, as_is=as_is)
-            for text in chain.from_iterable(chain.from_iterable(requests)):
-                check_text(text, "the text in its template")
-        except (InputError, RecursionError) as error:
-            raise RecordError(f"{conversation.where}: {to_one_line(error)}") from error
-        return requests
-
-
-def _make_request(ident: str, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> TokenRequest:
-    pairs = [(np.asarray(prompt, np.int32), np.asarray(c, np.int32)) for prompt, c in turns]
-    return TokenRequest(ident, tuple(TokenTurn(prompt, completion) for prompt, completion in pairs))

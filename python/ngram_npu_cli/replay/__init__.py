@@ -27,14 +27,12 @@ from ngram_npu_cli.logs.conversations import (
 )
 from ngram_npu_cli.logs.reader import (
     Progress,
-    Skipped,
-    Tokenization,
-    TokenizedConversation,
     ignore_progress,
     keep_conversation,
     read_logs,
     read_requests,
 )
+from ngram_npu_cli.logs.tokenization import IDS_ONLY, Tokenization, TokenizedConversation
 from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
 from ngram_npu_cli.replay.replay_report import ReplayFigures, ReplayReport, format_table
@@ -103,7 +101,6 @@ def replay(
     paths: Sequence[str | PathLike[str]] = (),
     options: ReplayOptions | None = None,
     *,
-    inputs: Sequence[ReplayInput] | None = None,
     tokenizer: ReplayTokenizer | None = None,
     make_proposer: Callable[[ReplayOptions], Proposer] | None = None,
     progress: Callable[[Progress], None] = ignore_progress,
@@ -116,7 +113,6 @@ def replay(
     Args:
         paths: Files and folders; empty for the standard library's sources.
         options: See `ReplayOptions`; `make_proposer` gets them with the defaults filled in.
-        inputs: Inputs to use instead of `paths`.
         tokenizer: Tokenizer to use instead of `options.tokenizer`.
         make_proposer: Makes the proposer of each input; default: `NgramProposer` as configured.
         progress: Called often; must return quickly. The time of the calls is not counted.
@@ -142,14 +138,8 @@ def replay(
     # threads is not measured.
     _warm_up(make_proposer(options))
     tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
-    if inputs is None:
-        tokenized = _read_inputs(paths, options, tokenization, progress)
-    else:
-        tokenized = [
-            _tokenize(item, tokenization, progress, strict=options.strict) for item in inputs
-        ]
     figures: list[ReplayFigures] = []
-    for item in tokenized:
+    for item in _read_inputs(paths, options, tokenization, progress):
         requests = item.requests
         if options.generated_only:
             requests = [turn for request in requests for turn in request.split_turns()]
@@ -194,8 +184,8 @@ def tokenize(item: ReplayInput, tokenizer: ReplayTokenizer | None) -> list[Token
         InputError: A turn has no token ids and there is no tokenizer, or the template rejects a
             conversation; the message names file and line.
     """
-    tokenization = Tokenization("ids", tokenizer=tokenizer)
-    return _tokenize(item, tokenization, ignore_progress, strict=True).requests
+    tokenization = Tokenization(IDS_ONLY, tokenizer=tokenizer)
+    return [r for c in item.conversations for r in tokenization.make_requests(c)]
 
 
 class _TokenizedInput(NamedTuple):
@@ -223,24 +213,6 @@ def _read_inputs(
         _TokenizedInput(log.name, requests[number], log.notes) for number, log in enumerate(logs)
     ]
     return [inputs[0]._replace(notes=(*inputs[0].notes, *omissions)), *inputs[1:]]
-
-
-def _tokenize(
-    item: ReplayInput,
-    tokenization: Tokenization,
-    progress: Callable[[Progress], None],
-    *,
-    strict: bool,
-) -> _TokenizedInput:
-    """Tokenizes an input, and adds notes on conversations that were skipped."""
-    skipped = Skipped("conversations", strict=strict)
-    requests: list[TokenRequest] = []
-    for done, conversation in enumerate(item.conversations, start=1):
-        tokenized = tokenization.tokenize(conversation)
-        if tokenized.check_or_skip(skipped):
-            requests += tokenized.requests
-        progress(Progress(item.name, "tokenize", done, len(item.conversations)))
-    return _TokenizedInput(item.name, requests, (*item.notes, *skipped.list_notes()))
 
 
 def _make_ngram_proposer(options: ReplayOptions) -> Proposer:

@@ -116,8 +116,8 @@ def _divide(numerator: float, denominator: int) -> float | None:
 class ReplayReport:
     """Figures per input, with everything that is needed to repeat the measurement.
 
-    docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids.
-    `tokenizer["chosen"]` is False if the user chose no tokenizer; otherwise this key is missing.
+    `tokenizer` is None if the input was token ids. `tokenizer["chosen"]` is False if the user chose
+    no tokenizer; otherwise this key is missing.
     """
 
     command: str

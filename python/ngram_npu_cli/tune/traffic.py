@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.errors import InputError
+from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.conversations import Conversation, TokenRequest
-from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
+from ngram_npu_cli.logs.reader import Progress, Skipped, ignore_progress, read_logs
+from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.options import TuneOptions
 from ngram_npu_cli.report import TOKENIZER_WARNING
 
@@ -124,9 +125,13 @@ def read_traffic(
     input_of: list[int] = []
     skipped = [Skipped("conversations", strict=options.strict) for _ in logs]
     for done, (number, conversation) in enumerate(conversations, start=1):
-        tokenized = tokenization.tokenize(conversation)
-        tokenized.check_or_skip(skipped[number])
-        if with_steps := [request for request in tokenized.requests if request.spans()]:
+        tokenized: list[TokenRequest] = []
+        try:
+            tokenized = tokenization.make_requests(conversation)
+            skipped[number].used += 1
+        except RecordError as error:
+            skipped[number].add(error)
+        if with_steps := [request for request in tokenized if request.spans()]:
             conversation_of += [len(names)] * len(with_steps)
             requests += with_steps
             names.append(conversation.id)

@@ -20,12 +20,9 @@ from cli_helpers import EXAMPLE_LINE
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import (
-    Conversation,
     InputError,
     Progress,
-    ReplayInput,
     ReplayTokenizer,
-    Turn,
     format_table,
     replay,
 )
@@ -324,14 +321,14 @@ def test_progress_is_printed_every_ten_seconds(
     assert capsys.readouterr().err == "read talk: 6\ntokenize \\x1b: 4 of 9\n"
 
 
-def test_control_characters_of_arguments_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_arguments_are_escaped(
+    write_jsonl: Writer, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A shell's `*` can turn a file name that begins with dashes into an option."""
     assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
     assert "unrecognized arguments: --\\x1b[2J.jsonl" in capsys.readouterr().err
-    escape_sequence = "\x1b[2J"
-    tokenizer = ReplayTokenizer(escape_sequence, "source", None, lambda text: list(text.encode()))
-    conversation = Conversation("a", (Turn("p", "completion"),))
-    inputs = [ReplayInput(escape_sequence, (conversation,), notes=("note\n",))]
-    table = format_table(replay(inputs=inputs, tokenizer=tokenizer))
-    assert table.count("\\x1b[2J") == 3, "in the caption, in the row and in its note"
+    tokenizer = ReplayTokenizer("\x1b[2J", "source", None, lambda text: list(text.encode()))
+    path = write_jsonl({"prompt": "p", "completion": "completion"}, b"{", name="\x1b[2J.jsonl")
+    table = format_table(replay([path], tokenizer=tokenizer))
+    assert table.count("\\x1b[2J") == 4, "in the caption, in the row, in its note and its reason"
     assert table.replace("\n", "").isprintable()

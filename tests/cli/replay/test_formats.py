@@ -24,7 +24,7 @@ from log_samples import (
 from ngram_npu.errors import InputError
 from ngram_npu_cli.logs.files import read_batches
 from ngram_npu_cli.logs.mapping import Row, convert_batch, group_rows
-from ngram_npu_cli.logs.reader import Tokenization
+from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.replay import Conversation, Turn, load_inputs
 
 Writer = Callable[..., Path]

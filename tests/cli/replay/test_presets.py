@@ -18,7 +18,7 @@ import pytest
 from ngram_npu_cli.logs.files import Batch
 from ngram_npu_cli.logs.mapping import Row, convert_batch, group_rows
 from ngram_npu_cli.logs.presets import PRESETS
-from ngram_npu_cli.logs.reader import Tokenization
+from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.options import ReadingOptions
 from ngram_npu_cli.replay import Conversation, InputError, ReplayOptions, load_inputs, replay
 from preset_samples import CONVERSATIONS, SHAPES, Record, make_records
@@ -271,8 +271,12 @@ def read_changed(records: list[Record]) -> tuple[str, bool]:
     items = list(convert_batch(batch))
     items += [item for _, item in group_rows([item for item in items if isinstance(item, Row)])]
     conversations = [item for item in items if isinstance(item, Conversation)]
-    requests = [Tokenization("bytes").tokenize(conversation) for conversation in conversations]
     errors = [item for item in items if isinstance(item, InputError)]
-    errors += [r.error for r in requests if r.error is not None]
-    tokens = [request.tokens().tolist() for r in requests for request in r.requests]
-    return "".join(bytes(part).decode() for part in tokens), bool(errors)
+    tokens: list[int] = []
+    for conversation in conversations:
+        try:
+            requests = Tokenization("bytes").make_requests(conversation)
+            tokens += [token for request in requests for token in request.tokens().tolist()]
+        except InputError as error:
+            errors.append(error)
+    return bytes(tokens).decode(), bool(errors)

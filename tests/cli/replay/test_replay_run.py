@@ -15,10 +15,8 @@ from cli_helpers import EXAMPLE_LINE, ScriptedProposer
 from ngram_npu import Costs
 from ngram_npu_cli.logs.conversations import MAX_COMPLETION_CHARS, STDLIB_FILES, split_source
 from ngram_npu_cli.replay import (
-    Conversation,
     InputError,
     Progress,
-    ReplayInput,
     ReplayOptions,
     ReplayReport,
     ReplayTokenizer,
@@ -48,7 +46,7 @@ CONFIG = {
 """The configuration that a report contains with the default options."""
 
 
-def test_prompt_and_completion_are_tokenized_separately() -> None:
+def test_prompt_and_completion_are_tokenized_separately(write_jsonl: Writer) -> None:
     texts: list[str] = []
 
     def encode(text: str) -> list[int]:
@@ -56,9 +54,9 @@ def test_prompt_and_completion_are_tokenized_separately() -> None:
         return [len(texts) * 10 + i for i in range(3)]
 
     proposer = ScriptedProposer(5, lambda _: [])
-    conversation = Conversation("x", (Turn("Hi {there}", " yes"), Turn("two", ""), Turn("3", "z")))
+    turns = [("Hi {there}", " yes"), ("two", ""), ("3", "z")]
     report = replay(
-        inputs=[ReplayInput("talk", (conversation,))],
+        [write_jsonl({"turns": [{"prompt": p, "completion": c} for p, c in turns]})],
         tokenizer=ReplayTokenizer("fake", "made up", None, encode),
         make_proposer=lambda _: proposer,
     )
@@ -84,7 +82,7 @@ def test_tokenizer_ids_skips_text(write_jsonl: Writer) -> None:
     path = write_jsonl(EXAMPLE_LINE, text)
     reason = f'{path}:2: missing key "prompt_token_ids"'
     (figures,) = replay([path], ReplayOptions(tokenizer="ids")).inputs
-    assert figures.notes == (f"1 of 2 conversations are skipped (50.0%): {reason}",)
+    assert figures.notes == (f"1 of 2 records are skipped (50.0%): {reason}",)
 
 
 def test_options_reach_the_proposer(write_jsonl: Writer) -> None:

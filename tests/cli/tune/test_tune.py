@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import SETTINGS, write_cost_file
+from cli_helpers import SETTINGS, copy_lines, write_cost_file
 from ngram_npu import NgramConfig
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.step_time import EXAMPLES, VerificationCost
 from ngram_npu_cli.replay import (
     InputError,
     Progress,
-    ReplayInput,
     ReplayOptions,
     TokenRequest,
     TokenTurn,
-    load_inputs,
     replay,
 )
 from ngram_npu_cli.replay.walks import Counts
@@ -68,11 +66,10 @@ def test_measured_counts_equal_a_replay(
     measured = measure_settings(candidates, requests, jobs=jobs, progress=progress.append)
     assert progress == [Progress("24 pieces", "replay", done, 24) for done in range(1, 25)]
     for candidate, counts in measured.items():
-        (item,) = load_inputs([traffic_file])
         for number in (0, 17, 39):
-            single_input = ReplayInput("one", (item.conversations[number],))
             options = ReplayOptions(drafts=candidate.drafts, **dict(candidate.options))
-            figures = replay(inputs=[single_input], options=options).total
+            line = copy_lines(traffic_file, slice(number, number + 1))
+            figures = replay([line], options=options).total
             drafted = np.arange(candidate.config.k + 1)
             assert counts[number].sum() == figures.num_steps
             assert counts[number] @ drafted == figures.num_draft_tokens

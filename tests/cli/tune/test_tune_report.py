@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 from cli_helpers import (
     SETTINGS,
+    copy_lines,
     make_conversations,
     make_record,
     write_cost_file,
     write_similar_conversations,
 )
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
+from ngram_npu_cli.replay import InputError, ReplayOptions, replay
 from ngram_npu_cli.tune import (
     CANDIDATES,
     Candidate,
@@ -98,10 +99,9 @@ def run_in_shell(command: str) -> list[str]:
 def replay_half(path: Path, first_index: int, candidate: Candidate) -> Any:
     """Replays every second conversation, from ``first_index`` on. With a store, turns are
     requests."""
-    (item,) = load_inputs([path])
-    part = ReplayInput("part", item.conversations[first_index::2])
+    half = copy_lines(path, slice(first_index, None, 2))
     options = ReplayOptions(**dict(candidate.options), generated_only=candidate.has_store)
-    return replay(inputs=[part], options=options).total
+    return replay([half], options=options).total
 
 
 def test_text_json_and_html_show_the_same_result(

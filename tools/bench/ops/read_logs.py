@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu_cli.logs.conversations import Conversation, TokenRequest
-from ngram_npu_cli.logs.reader import Tokenization, read_logs
+from ngram_npu_cli.logs.reader import read_logs
+from ngram_npu_cli.logs.tokenization import Tokenization
 from ngram_npu_cli.options import ReadingOptions
 from ngram_npu_cli.replay import load_inputs
 from ngram_npu_cli.tune.traffic import PickledConversation

@@ -181,7 +181,10 @@ class _Totals:
 
     def update(self, values: Any) -> None:
         for name, text in self._counters.items():
-            total = getattr(values, name, 0)  # a store on a device counts no events
+            # A store on a device counts no events. Its metrics do not exist, because 0 would mean
+            # that nothing was lost.
+            if (total := getattr(values, name, None)) is None:
+                continue
             # The store's counters wrap at 2**32.
             growth = (total - self._totals[name]) % 2**32
             get_metric("Counter", f"{self._prefix}_{name}", text, self.labels).inc(growth)

@@ -421,6 +421,8 @@ class NgramSpeculator(RowLookup):
             confidence = self.draft_token_confidence_probs[: len(rows)]
             torch.exp2(self._draft_costs[: len(rows)] / -16, out=confidence)
         if self._stats is not None:
+            if k is not None:
+                counts = counts.clamp(max=k)  # the runner verifies no more
             values = self._state[1][rows], num_sampled, match_len, counts
             self._stats.observe_tensors(started, input_batch.idx_mapping_np, *values)
         return drafts.to(torch.int64)

@@ -244,6 +244,17 @@ def test_store_gauges_follow_text_and_saves(
     assert values["ngram_npu_store_save_age_seconds",] == 0
 
 
+def test_store_on_a_device_exports_no_counters(values: dict[tuple[str, ...], float]) -> None:
+    on_device: Any = {"store": "live", "lookup": "1-16", "draft_on": "device"}
+    vllm_config = make_config(**on_device, store_tokens=16384)
+    store = SharedStore(vllm_config, read_options(vllm_config, "v2"), 4, "numpy", CPU)
+    metrics.StoreMetrics(vllm_config, store).update()
+    assert values == {
+        ("ngram_npu_store_tokens_held",): 0,
+        ("ngram_npu_store_token_capacity",): 16384,
+    }
+
+
 def test_dashboard_shows_exactly_the_exported_metrics(
     values: dict[tuple[str, ...], float], tmp_path: Path
 ) -> None:

@@ -47,6 +47,20 @@ def test_rows_out_of_range_get_no_draft_and_other_rows_do(engine: str) -> None:
     assert drafts[3].tolist() == [9, 1, 2, 3]
 
 
+@pytest.mark.parametrize("options", [{}, {"draft_on": "host"}])
+def test_metrics_count_only_tokens_that_the_runner_verifies(options: dict[str, str]) -> None:
+    runner = V2(metrics=True, **options)
+    runner.begin(Request("a", [1, 2, 3, 4, 5, 6, 1, 2]))
+    runner.step({"a": [3]}, num_speculative_tokens=2)
+    runner.step({"a": [4, 5, 6]}, num_speculative_tokens=K)
+    runner.step({"a": [1]}, num_speculative_tokens=0)
+    stats = runner.drafter._stats
+    verified, accepted = stats.acceptance.read_and_reset().sum(axis=1)
+    assert verified.tolist() == accepted.tolist() == [1, 1, *[0] * (K - 2)]
+    assert stats._sums["tokens"] == 2 + K
+    stats.end_interval()
+
+
 @pytest.mark.parametrize("options", [{}, {"draft_on": "host"}, {"method": "eagle"}])
 def test_dummy_run_and_warm_up_call_no_lookup(options: dict[str, str]) -> None:
     has_neural_drafter = "method" in options
