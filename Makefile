@@ -37,9 +37,10 @@ check:
 test:
 	@$(STAGES) $(TEST_TARGETS)
 
-# Builds the documentation as a site in build/docs. A warning, a broken link or a page that loads external files is an error.
+# Builds the documentation as a site in build/docs. A warning, a broken link or a page that loads external files is an error;
+# with --quiet, --strict would not see the warnings.
 docs: $(DOCS_VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 # Builds the wheel and the source distribution in dist, and tests both in a new environment (docs/guides/release.md).
 RELEASE := $(BUILD)/release

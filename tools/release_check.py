@@ -1,6 +1,6 @@
-"""Checks the distributions of a release, which ``make release-check`` builds.
+"""Checks the distributions of a release: those of ``make release-check``, or those to publish.
 
-python -m tools.release_check DIST
+python -m tools.release_check DIST [TAG]
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ REQUIRED_FILES = ("LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproj
 REQUIRED_FILES += ("csrc/schemas.h",)
 
 
-def find_problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
-    """Returns the problems of the wheel and the source distribution in a folder."""
+def find_problems(dist: Path, root: Path = REPOSITORY, tag: str = "") -> list[str]:
+    """Returns the problems of the distributions in a folder and of the tag."""
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
     version = re.findall(r'^version = "(.*)"$', project, re.MULTILINE)[0]
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -30,12 +30,14 @@ def find_problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
     problems = []
     if newest != [version]:
         problems.append(f"CHANGELOG.md: newest version: expected {version}, got {newest}")
+    if tag not in ("", f"v{version}"):
+        problems.append(f"tag: expected v{version}, got {tag}")
     wheels, sources = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
-    if len(wheels) != 1 or len(sources) != 1:
+    if not wheels or len(sources) != 1:
         counts = f"{len(wheels)} and {len(sources)}"
-        return [*problems, f"{dist}: expected 1 wheel and 1 .tar.gz, got {counts}"]
-    wheel, source = wheels[0], sources[0]
-    for path in (wheel, source):
+        return [*problems, f"{dist}: expected wheels and 1 .tar.gz, got {counts}"]
+    source = sources[0]
+    for path in (*wheels, source):
         if not re.match(rf"ngram_npu-{re.escape(version)}[-.]", path.name):
             problems.append(f"{path.name}: expected version {version}")
     with tarfile.open(source) as archive:
@@ -47,6 +49,12 @@ def find_problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
     problems += [
         f"{source.name}: {name} is missing" for name in REQUIRED_FILES if name not in names
     ]
+    return problems + [problem for wheel in wheels for problem in check_wheel(wheel, version)]
+
+
+def check_wheel(wheel: Path, version: str) -> list[str]:
+    """Returns the problems of a wheel's files and metadata."""
+    problems = []
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             problems += find_foreign_binary(wheel, name, archive.read(name))
@@ -73,4 +81,4 @@ def find_foreign_binary(archive: Path, name: str, content: bytes) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(find_problems(Path(sys.argv[1]))) or 0)
+    sys.exit("\n".join(find_problems(Path(sys.argv[1]), tag="".join(sys.argv[2:]))) or 0)

@@ -199,6 +199,8 @@ class NgramProposer:
     ) -> StepResult[ArrayT]:
         """Appends the sampled tokens to the rows, then drafts.
 
+        Arguments that are not listed are those of :meth:`propose`.
+
         Args:
             token_ids: [R, S], written.
             num_tokens: [R], written if ``advance``.
@@ -206,8 +208,6 @@ class NgramProposer:
             discard: [B] bool; sampled tokens of these requests are ignored (chunked prefill).
             advance: whether the number of appended tokens is added to ``num_tokens``; False for a
                 runner that updates its lengths itself.
-            row_indices, slot_indices, workspace, draft_costs, scopes, prompt_scopes: as in
-                :meth:`propose`.
 
         Raises:
             ValueError: an argument has the wrong dtype, device, shape or stride.

@@ -304,7 +304,9 @@ class DeviceStore(TextStore):
         """Calls ``device_store_append_``.
 
         Args:
-            token_ids, num_tokens, num_sampled: the rows after the step.
+            token_ids: the rows after the step.
+            num_tokens: their lengths.
+            num_sampled: number of tokens that each request sampled.
             arguments: the other arguments of the operator, except the tensors of the store.
         """
         with self._mutex:

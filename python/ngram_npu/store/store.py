@@ -316,8 +316,9 @@ class NgramStore(TextStore):
             path: the file.
             num_slots: maximum number of concurrently writing requests; None: one per 1024 tokens of
                 capacity.
-            token_capacity, visibility: None: the values in the file. With other values, the file's
-                text is added to a new store, as in :meth:`merge`.
+            token_capacity: None: the value in the file. With another value, the file's text is
+                added to a new store, as in :meth:`merge`.
+            visibility: like ``token_capacity``.
             tokenizer: expected digest of the vocabulary; empty: not checked.
             kind: ``"numpy"`` or ``"torch"``.
 
@@ -459,9 +460,12 @@ class NgramStore(TextStore):
         """Adds the newest tokens of rows without drafting. Waits while another call uses the store.
 
         Args:
-            token_ids, num_tokens: [R, S], [R] the rows and their lengths.
+            token_ids: [R, S] the rows.
+            num_tokens: [R] their lengths.
             num_new: [B] number of new tokens at each row's end, at least 1.
-            slot_indices, scopes, row_indices: [B] as in ``ngram_store_step_``; slots are distinct.
+            slot_indices: [B] as in ``ngram_store_step_``; slots are distinct.
+            scopes: [B] as in ``ngram_store_step_``.
+            row_indices: [B] as in ``ngram_store_step_``.
 
         Raises:
             RuntimeError: another call has been using the store for ten seconds.

@@ -20,9 +20,11 @@ _HEAD = """<!DOCTYPE html>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } p { margin: .3rem 0; } tr:first-child { color: #5b6675; }
-pre { white-space: pre-wrap; background: #f4f6f9; padding: .8rem 1rem; }
-svg { width: 100%; height: auto; } table { border-collapse: collapse; margin: 1rem 0; }
-td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #d5dae1; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f6f9; padding: .8rem 1rem; }
+figure, table { display: block; overflow-x: auto; margin: 1rem 0; }
+svg { width: 100%; min-width: 44rem; height: auto; } table { border-collapse: collapse; }
+td { padding: .2rem .8rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid #d5dae1; }
 td:first-child, td:last-child { text-align: left; }
 </style></head><body>
 <h1>N-gram drafting: does it pay?</h1>
@@ -34,7 +36,7 @@ def save_html(report: TuneReport, path: Path) -> None:
     about = report.about
     footer = f"{about['command']}; {about['date']}; ngram_npu {about['versions']['ngram_npu']}"
     parts = [_render_block(block) for block in (*describe(report), footer)]
-    page = "\n".join([_HEAD + _render_svg(report), *parts, "</body></html>\n"])
+    page = "\n".join([_HEAD, f"<figure>{_render_svg(report)}</figure>", *parts, "</body></html>\n"])
     path.write_text(page, encoding="utf-8")
 
 
@@ -95,11 +97,14 @@ def draw_figure(report: TuneReport) -> Any:
         color=[c for c, *_ in curves],
     )
     batch_axes.set_xticks(positions, [report.format_batch(row.batch) for row in report.batches])
-    batch_axes.set(title="Speed-up by batch size", xlabel="batch size")
-    batch_axes.margins(y=0.25)  # space for the legend
+    batch_axes.set(title="Speed-up by batch size", xlabel="batch size", ylabel="speed-up")
+    batch_axes.set_xlim(-0.5, len(report.batches) - 0.5)
     batch_axes.axhline(1.0, color="gray", linestyle=":")
-    batch_axes.legend(fontsize="small")
-    yield_axes.set(title="Tokens and drafts per step", xlabel="drafted tokens per step")
-    gain_axes.set(title="Speed-up by conversation", xlabel="speed-up of the conversation")
+    yield_axes.set(title="Tokens and drafts per step")
+    yield_axes.set(xlabel="drafted tokens per step", ylabel="tokens per step")
+    gain_axes.set(title="Speed-up by conversation")
+    gain_axes.set(xlabel="speed-up of the conversation", ylabel="conversations")
+    gain_axes.yaxis.get_major_locator().set_params(integer=True)
     gain_axes.axvline(1.0, color="gray", linestyle=":")
+    figure.legend(*batch_axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

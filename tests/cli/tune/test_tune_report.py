@@ -149,7 +149,8 @@ def test_text_json_and_html_show_the_same_result(
 
 def test_drawing_shows_the_figures_of_the_report(traffic_file: Path) -> None:
     report = tune([traffic_file], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=SETTINGS)
-    speedup_axes, yield_axes, gain_axes = draw_figure(report).axes
+    speedup_axes, yield_axes, gain_axes = axes = draw_figure(report).axes
+    assert all(a.get_xlabel() and a.get_ylabel() for a in axes)
     speedup_line, compared_line, _ = speedup_axes.lines
     (row,) = report.batches
     assert speedup_line.get_ydata() == [row.speedup.value]

@@ -52,8 +52,9 @@ def test_wrong_release_is_rejected(root: Path) -> None:
     write_distributions(root, REQUIRED_FILES[1:], wrong_metadata, binaries)
     (root / "CHANGELOG.md").write_text("## 1.2.2\n")
     (root / "pyproject.toml").write_text('version = "1.2.4"\n')
-    problems = "\n".join(find_problems(root / "dist", root))
+    problems = "\n".join(find_problems(root / "dist", root, tag="v1.2.3"))
     for message in (
+        "tag: expected v1.2.4, got v1.2.3",
         "newest version: expected 1.2.4, got ['1.2.2']",
         ".whl: expected version 1.2.4",
         ".tar.gz: expected version 1.2.4",
