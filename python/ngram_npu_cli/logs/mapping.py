@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from ngram_npu.errors import InputError, RecordError
+from ngram_npu.errors import InputError, RecordError, suggest_similar
 
 from ngram_npu_cli.logs.answers import Record, check_success, check_text, check_type, describe_type
 from ngram_npu_cli.logs.conversations import Conversation
@@ -82,6 +82,7 @@ def parse_map(text: str | None) -> FieldMapping | None:
             raise InputError(
                 f"map: expected a preset ({', '.join(PRESETS)}) or FIELD=EXPRESSION, ... with the "
                 f'fields {", ".join(FIELDS)}, each once, got "{part}"'
+                f"{suggest_similar(part, PRESETS)}"
             )
         texts[field] = expression
     if "prompt" in texts:

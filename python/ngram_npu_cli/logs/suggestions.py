@@ -25,7 +25,7 @@ _ROW = (
     "(role|sender|speaker|author|who|from)(_?type)?$",
     "(content|text|msg|message|body|value|words)$",
     "conv|chat|session|thread|dialog|ticket|talk|tree",
-    "(time|timestamp|date|_at|createdAt|turn|index|idx|pos|position|seq|order|ts|step)$",
+    "(time|timestamp|date|_at|createdAt|sent|turn|index|idx|pos|position|seq|order|ts|step)$",
 )
 """Of a message per record, the paths of role, content, conversation and time."""
 _DIALOG = "dialog|conv|chat|turn|history|utterance|^data$"
@@ -66,6 +66,7 @@ def _make_example(values: Mapping[str, Any]) -> str:
     question = _find_path(texts, _QUESTION, _REQUEST_KEYS)
     request = texts.pop(question, None)
     answer = _find_path(texts, _ANSWER, _RESPONSE_KEYS)
+    answer = _find_blocks(values) if answer == "KEY" else answer
     if answer == "KEY":
         role, content, chat, time = (_find_path(values, (pattern,)) for pattern in _ROW)
         if isinstance(request, dict):
@@ -84,6 +85,17 @@ def _make_example(values: Mapping[str, Any]) -> str:
         answer = f"{{choices: {answer}[].{{text: @}}}}"
     example = f"prompt={question}, answer={answer}"
     return example if system == "KEY" else f"{example}, system={system}"
+
+
+def _find_blocks(values: Mapping[str, Any]) -> str:
+    """Returns an expression for the joined texts of an answer that is a list of objects, or KEY."""
+    for path, value in values.items():
+        item = _get_first_item(value)
+        if isinstance(value, list) and isinstance(item, dict) and _matches(_ANSWER[0], path):
+            texts = [k for k, v in item.items() if isinstance(v, str) and not _matches(_OTHER, k)]
+            if len(texts) == 1:
+                return f'join(`"\\n"`, {path}[].{texts[0]})'
+    return "KEY"
 
 
 def _find_texts(path: str, item: Any) -> str | None:

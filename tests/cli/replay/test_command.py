@@ -195,6 +195,7 @@ def test_replay_writes_json(
         ("replay {path} --k 65", "k: expected 1 to 64, got 65"),
         ("replai {path}", "did you mean 'replay'?"),
         ("replay {path} --match-policy latst", "'latest'); did you mean 'latest'?"),
+        ("replay {path} --map lanfuse", "got \"lanfuse\"; did you mean 'langfuse'?"),
         ("replay {path} --lookup 5-2", "--lookup: expected MIN-MAX, such as 1-16, or ladder, got"),
         ("replay {path} --lookup 2-5 --min-draft-probability 0.1", "min_n: expected 1 with sizes="),
         ("replay {path} --min-draft-probability nan", "must be above 0 and at most 1, got nan"),

@@ -172,6 +172,10 @@ PROXY_CALL = {"ask": {"messages": [{"role": "user", "content": "Hi"}], "n": 1}} 
             {"log": [{"role": "user", "content": "Hi"}, {"role": "ai", "content": "Ho"}]},
             "messages=log",
         ),
+        (
+            {"ask": {"q": "Hi"}, "reply": {"blocks": [{"t": "Ho"}, {"n": 1}]}},
+            r'prompt=ask.q, answer=join(`"\n"`, reply.blocks[].t)',
+        ),
         ({"data": ["Hi", "Ho"]}, "messages=dialog(data[])"),
         ({"turns_of_chat": [["Hi", "Ho"]]}, "messages=dialog(turns_of_chat[])"),
         (
