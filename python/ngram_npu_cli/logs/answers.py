@@ -33,13 +33,15 @@ _PART_TYPES = {
     "toolResult": "tool_result",
     "functionResponse": "tool_result",
     "reasoningContent": "reasoning",
+    **dict.fromkeys(("image", "video", "inlineData", "inline_data", "fileData"), "image"),
+    "cachePoint": "cache_point",
 }
 """For Bedrock and Gemini: by the key of a part's only object, the part's type elsewhere."""
 _PART_KEYS = ("content", "text", "refusal", "result", "response", "json")
 _OPENAI_ROLES = ("user", "assistant", "system", "tool")
 _ROLE_KEYS = ("role", "from", "author", "sender", "speaker")
 _CONTENT_KEYS = ("content", "value", "text", "parts", "message", "body")
-_TEXT_KEYS = ("output", "answer", "text", "content", "response", "completion", "generated_text")
+_ANSWER_KEYS = ("output", "answer", "text", "content", "response", "completion", "generated_text")
 _get_function = compile_expression("function || @")
 _get_response_error = compile_expression("response.error")
 _get_response_output = compile_expression("response.output")
@@ -62,6 +64,10 @@ _RESPONSE_KEYS = {
     *("object", "output"),
 }
 """Every response, and at least one chunk of every stream, has one of these keys."""
+_RESPONSE_MARKERS = {
+    *("choices", "candidates", "generations", "error", "model", "object", "usage", "done"),
+    *("stop_reason", "stopReason", "status_code"),
+}
 _CHUNK_KEYS = {
     *("choices", "candidates", "generations", "object", "type", "stop", "done", "delta", "error"),
 }
@@ -244,6 +250,8 @@ def _unwrap_part(part: Record) -> Record:
     """Returns a part of Bedrock or Gemini as a part with a type."""
     if isinstance(part.get("text"), dict):  # of OpenAI's Assistants
         return {**part, "text": part["text"].get("value")}
+    if part.get("thought") is True:  # of Gemini
+        return {**part, "type": "reasoning"}
     key = next((key for key in _PART_TYPES if isinstance(part.get(key), dict)), None)
     if key is None:
         return part
@@ -300,6 +308,8 @@ def parse_answers(response: object, location: str) -> list[Answer]:
         choices = decode_json(chunk.get("choices"))
         check_type(choices, list, f"{part_location}: choices", optional=True)
         message = chunk.get("message")
+        if chunk.get("role") in ("user", "human", "system", "developer", "tool"):
+            raise RecordError(f"{part_location}: the answer contains a message of another role")
         # This is a text alone, or a chunk of llama.cpp's server. Events have a type.
         is_text = "type" not in chunk and bool({"content", "text"} & chunk.keys())
         if choices is not None:
@@ -313,6 +323,9 @@ def parse_answers(response: object, location: str) -> list[Answer]:
                 if number in seen_numbers and choice.get("delta") is None:
                     raise RecordError(f"{choice_at}.index is {number}, as for another choice")
                 seen_numbers.add(number)
+                is_whole = choice.get("message") is not None and "candidates" not in chunk
+                if is_whole and not answers[number].is_empty:
+                    raise RecordError(f"{choice_at}: a second complete answer")
                 answers[number].add_choice(choice, choice_at)
         elif message is not None:  # from Ollama, or Anthropic's message_start
             check_type(message, dict, f"{part_location}: message")
@@ -322,6 +335,8 @@ def parse_answers(response: object, location: str) -> list[Answer]:
                 answers[0].join_parts(chunk["output"], f"{part_location}: output")
             )
         elif chunk.get("role") == "assistant" or is_text:
+            if chunk.get("role") and not answers[0].is_empty:
+                raise RecordError(f"{part_location}: a second complete answer")
             answers[0].add(chunk, part_location)
         else:
             _apply_event(chunk, blocks, part_location)
@@ -427,7 +442,7 @@ def _split_chunks(response: Any, location: str) -> Iterable[Record]:
         for i, item in enumerate(response):
             if not isinstance(item, dict):
                 raise RecordError(f"{location}[{i}] must be a chunk, got {describe_type(item)}")
-        return response
+        return [_convert_choices(item) for item in response]
     check_type(response, dict, f"{location}: the response")
     check_success(response, location)
     if "choices" in response:
@@ -436,11 +451,18 @@ def _split_chunks(response: Any, location: str) -> Iterable[Record]:
         return _split_chunks(response["body"], location)
     if isinstance(response.get("output"), dict):  # of Bedrock's Converse
         return _split_chunks(response["output"], location)
-    for key in RESPONSES.keys() & response.keys():
-        return [{**response, "choices": compile_expression(RESPONSES[key])(response)}]
+    response = _convert_choices(response)
     if len(response) == 1 and isinstance(text := next(iter(response.values())), str):
-        return [{"text": text}] if next(iter(response)) in _TEXT_KEYS else [response]
+        return [{"text": text}] if next(iter(response)) in _ANSWER_KEYS else [response]
     return [response]
+
+
+def _convert_choices(response: Record) -> Record:
+    """Returns a response or chunk that is not OpenAI's with choices like OpenAI's."""
+    key = next((key for key in RESPONSES if key in response), None)
+    if key is None or "choices" in response:
+        return response
+    return {**response, "choices": compile_expression(RESPONSES[key])(response)}
 
 
 def _decode(text: str) -> dict[str, Any] | list[Any] | None:
@@ -475,8 +497,13 @@ def _is_response(value: Any, is_chunk: bool) -> bool:
         return False
     if is_chunk:
         return bool(_RESPONSE_KEYS & value.keys() and _CHUNK_KEYS & value.keys())
-    return value.get("role") in ("assistant", "model") or any(
-        isinstance(value.get(key), (dict, list)) for key in _RESPONSE_KEYS
+    if value.get("role") in ("assistant", "model"):
+        return True
+    parts = [value[key] for key in _RESPONSE_KEYS & value.keys()]
+    return bool(_RESPONSE_MARKERS & value.keys()) and any(
+        isinstance(part, dict)
+        or (isinstance(part, list) and all(isinstance(item, (dict, list)) for item in part))
+        for part in parts
     )
 
 
@@ -556,4 +583,6 @@ def check_token_ids(value: object, location: str) -> tuple[int, ...]:
 
 def describe_type(value: object) -> str:
     """Returns the JSON name of a value's type."""
-    return _TYPE_NAMES.get(type(value)) or f"the number {value!r:.40}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"the number {value!r:.40}"
+    return _TYPE_NAMES.get(type(value), type(value).__name__)  # tables have more types

@@ -22,17 +22,16 @@ from ngram_npu_cli.logs.answers import (
 from ngram_npu_cli.logs.chat_template import render_completion
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 from ngram_npu_cli.logs.json_values import decode_json, is_empty
-from ngram_npu_cli.logs.presets import is_conversation, is_message
+from ngram_npu_cli.logs.presets import CONVERSATION_KEYS, ROLES, is_conversation, is_message
 
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
 _MESSAGES_KEYS = ("messages", "input", "contents")
 _WHOLE_KEYS = ("prompt", "prompts", "inputText")
 """Keys of a request with the model's whole input, template included."""
-_TEXT_KEYS = ("text", "question", "query", "instruction", "user_input", "content")
-_CONVERSATION_KEYS = ("conversation_id", "conversationId", "session_id", "sessionId", "thread_id")
+_QUESTION_KEYS = ("text", "question", "query", "instruction", "user_input", "content")
 _PARENT_KEYS = ("parentId", "parent_id", "parentMessageId", "parent_message_uuid")
 _SYSTEM_KEYS = ("system", "instructions", "systemInstruction", "system_instruction")
-_MESSAGE_KEYS = {"content", "data", "kwargs", "from", "message", "author", "sender"}
+_TYPED_MESSAGE_KEYS = {"content", "data", "kwargs", "from", "message", "author", "sender"}
 
 
 class _Request(NamedTuple):
@@ -69,7 +68,7 @@ def make_conversations(fields: Mapping[str, Any], location: str, number: str) ->
 def _check_one_conversation(items: list[Any], location: str) -> None:
     """Raises RecordError if messages are rows of several conversations, or branches of one."""
     messages = [item for item in items if isinstance(item, dict)]
-    for key in _CONVERSATION_KEYS:
+    for key in CONVERSATION_KEYS:
         if len({str(message[key]) for message in messages if message.get(key)}) > 1:
             raise RecordError(
                 f'{location}: the messages have different values of "{key}"; use --map '
@@ -161,9 +160,9 @@ def _is_request(value: dict[str, Any] | list[Any]) -> bool:
     """Whether the JSON of a text is a request or messages, and not itself a question."""
     if isinstance(value, list):
         return all(isinstance(item, (dict, list)) for item in value)
-    keys = {*_MESSAGES_KEYS, *_WHOLE_KEYS, *_TEXT_KEYS, "body"} & value.keys()
+    keys = {*_MESSAGES_KEYS, *_WHOLE_KEYS, *_QUESTION_KEYS, "body"} & value.keys()
     return any(
-        key in _TEXT_KEYS or len(value) > 1 or not isinstance(value[key], str) for key in keys
+        key in _QUESTION_KEYS or len(value) > 1 or not isinstance(value[key], str) for key in keys
     )
 
 
@@ -183,13 +182,16 @@ def _parse_request(value: Any, location: str) -> _Request:
     if is_message(value):
         return _Request("", [value])
     keys = [key for key in (*_MESSAGES_KEYS, *_WHOLE_KEYS) if key in value]
-    keys = keys or [key for key in value if key in _TEXT_KEYS and len(value) == 1]
+    keys = keys or [key for key in value if key in _QUESTION_KEYS and len(value) == 1]
     if not keys:
         names = ", ".join(f'"{key}"' for key in list(value)[:8]) or "nothing"
         raise RecordError(
             f'{location} must have "messages", "input" or one text "prompt", got {names}'
         )
-    request = _parse_request(decode_json(value[keys[0]]), f"{location}.{keys[0]}")
+    content = decode_json(value[keys[0]])
+    if keys[0] == "messages":
+        check_type(content, list, f"{location}.messages")
+    request = _parse_request(content, f"{location}.{keys[0]}")
     config = value.get("toolConfig")
     return request._replace(
         is_whole=keys[0] in _WHOLE_KEYS,
@@ -209,7 +211,7 @@ def _convert_item(item: Any) -> Any:
         return item
     if "output" in item:
         return {"role": "tool", "content": item["output"]}
-    if item.get("type") in (None, "message") or _MESSAGE_KEYS & item.keys():
+    if item.get("type") in (None, "message") or _TYPED_MESSAGE_KEYS & item.keys():
         return item
     return {"role": "assistant", "content": [item]}
 
@@ -239,6 +241,7 @@ def _make_turns(
         else:
             context.append(message)
     if not turns:
-        roles = ", ".join(str(message["role"]) for message in context[:6]) or "none"
+        names = [m["role"] if m["role"] in ROLES else "other" for m in context[:6]]
+        roles = ", ".join(names) or "none"
         raise RecordError(f'{location}: no message of the role "assistant" (roles: {roles:.80})')
     return tuple(turns)

@@ -19,7 +19,7 @@ from ngram_npu_cli.logs.traces import read_span
 Expression = Callable[[Any], Any]
 
 _KEY_PATH = re.compile(r"@|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_CONTENT_KEYS = ("parts", "text", "thoughts", "result", "user_profile", "user_instructions")
+_CHATGPT_KEYS = ("parts", "text", "thoughts", "result", "user_profile", "user_instructions")
 
 
 @cache
@@ -102,7 +102,7 @@ def _read_message(message: Any) -> list[Any]:
     content = message.get("content")
     if isinstance(content, dict):  # of ChatGPT, with a key for each type of content
         kind = content.get("content_type")
-        values = [content[key] for key in _CONTENT_KEYS if content.get(key)]
+        values = [content[key] for key in _CHATGPT_KEYS if content.get(key)]
         if kind == "reasoning_recap":
             return []
         if not values and kind != "text":

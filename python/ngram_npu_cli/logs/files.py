@@ -305,7 +305,7 @@ def _parse(text: str, name: str, first_line: int) -> Any:
         reason = f"{name}:{line}: not JSON: {error.msg} at column {error.colno}"
         if error.msg == "Extra data" and error.lineno > 1:
             reason += "; if the file has several documents, use jq -c . FILE | ngram-npu ..."
-        elif re.search(r"[\s=:][{].*[}]\s*$", text):
+        elif re.match(r"[^{\n]*[\s=:]\{.*\}\s*$", text):
             reason += "; remove the text before the JSON: sed 's/^[^{]*//' FILE | ngram-npu ..."
         return RecordError(reason)
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep

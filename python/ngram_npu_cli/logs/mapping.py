@@ -42,6 +42,8 @@ _CALL_KEYS = {
     *("messages", "conversations", "tools", "turns"),
 }
 """A record with one of these keys is a call of a model. It is not searched for nested records."""
+_TURNS_KEY = re.compile("dialog|turn|exchange|histor|round", re.IGNORECASE)
+"""Of a list with the turns of one conversation, which are not records."""
 _MAX_DEPTH = 6
 
 
@@ -226,7 +228,7 @@ class _RecordReader:
     ) -> Sequence[Item]:
         expressions = mapping.expressions
         if "keep" in expressions and is_empty(expressions["keep"](record)):
-            raise OtherKindError(f"{location}: not a call of a model; {suggest_map(record)}")
+            raise OtherKindError(f"{location}: not a call of a model")
         if "answer" in expressions and isinstance(record, dict):
             check_success(record, location)
             if record.get("error"):
@@ -261,7 +263,9 @@ def _list_nested(record: Record) -> list[tuple[str, Any]]:
     for key, value in () if _CALL_KEYS & record.keys() else objects.items():
         if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1 or has_ids):
             nested.append((key, value))
-        elif not is_conversation(value) and all(isinstance(item, dict) for item in value):
+        elif _TURNS_KEY.search(key) or is_conversation(value):
+            continue
+        elif all(isinstance(item, dict) for item in value):
             nested += [(f"{key}[{i}]", item) for i, item in enumerate(value)]
     return nested
 

@@ -19,30 +19,26 @@ _RESPONSE = (
     "response_body|responseBody|ResponseBody|modelOutput|full_response|backendResponseBody|"
     "response|resp|completion|output"
 )
-_CONTEXT = "system=system || instructions || system_prompt, tools=tools"
-_CHAT = (
-    "conversation_id|conversationId|conversationID|conv_id|thread_id|threadId|session_id|sessionId|"
-    "chat_id|chatId|dialog_id|dialogue_id"
+_CONTEXT = "system=system || instructions || system_prompt || system_message, tools=tools"
+CONVERSATION_KEYS = (
+    *("conversation_id", "conversationId", "conversationID", "conv_id", "thread_id", "threadId"),
+    *("session_id", "sessionId", "chat_id", "chatId", "dialog_id", "dialogue_id"),
 )
+_CHAT = "|".join(CONVERSATION_KEYS)
 _ORDER = (
     "turn|turn_index|turn_id|message_index|message_idx|index|idx|seq|sequence|position|step|"
     "timestamp|created_at|createdAt|create_time|created|time|date|datetime|ts|start_time|startTime"
 )
 _PART = f"conversation={_CHAT}, time={_ORDER}"
-_PAIR_KEYS = (
-    "prompt^question^query^input^instruction completion^response^output^answer^reply^"
-    "generated_text^target -context -history -documents"
-)
-_PAIR = (
-    f"messages=prompt^question^query^input^instruction, {_CONTEXT}, "
-    "answer=completion^response^output^answer^reply^generated_text^target"
-)
+_PAIR_PROMPT = "prompt^question^query^input^instruction"
+_PAIR_ANSWER = "completion^response^output^answer^reply^generated_text^target"
+_PAIR_TEXTS = f"{_PAIR_PROMPT} {_PAIR_ANSWER} -context -contexts -history -documents"
+_PAIR_KEYS = f"{_PAIR_TEXTS} -reasoning -reasoning_content -thinking"
+_PAIR = f"messages={_PAIR_PROMPT}, {_CONTEXT}, answer={_PAIR_ANSWER}"
+_REASONING = "reasoning|reasoning_content|thinking"
 _TRACE = "traceId|trace_id|sessionId|session_id|startTime|start_time|projectId|project_id"
 _SPAN = "traceId|trace_id|traceID|TraceId|spanId|span_id|spanID|SpanId|context"
-_SPAN_FIELDS = (
-    "records=[span(@)], keep=messages || answer, messages=messages, answer=answer, tools=tools, "
-    "system=system, id=id"
-)
+_SPAN_FIELDS = "messages=messages, answer=answer, tools=tools, system=system, id=id"
 
 PRESETS: dict[str, tuple[str, str]] = {
     "turns": ("turns", "turns=turns"),
@@ -85,7 +81,8 @@ PRESETS: dict[str, tuple[str, str]] = {
     ),
     "opentelemetry-event": (
         f"body {_SPAN}",
-        f"{_SPAN_FIELDS}, content=messages[0], conversation=id, time=time",
+        f"records=[span(@)], keep=messages || answer, {_SPAN_FIELDS}, content=messages[0], "
+        "conversation=id, time=time",
     ),
     "weave": (
         "op_name inputs output",
@@ -93,7 +90,7 @@ PRESETS: dict[str, tuple[str, str]] = {
     ),
     "opentelemetry": (
         f"attributes|tags|SpanAttributes {_SPAN}",
-        _SPAN_FIELDS.replace(" || answer", ""),
+        f"records=[span(@)], keep=messages, {_SPAN_FIELDS}",
     ),
     "lm-eval": (
         "doc arguments resps",
@@ -126,7 +123,8 @@ PRESETS: dict[str, tuple[str, str]] = {
         "records=json(messages), content=@, conversation=[sessionId, topicId], time=createdAt",
     ),
     "messages": (
-        f"{_MESSAGES} -answer -reply -generated_text -outputs -target",
+        f"{_MESSAGES} -answer -reply -generated_text -outputs -target "
+        "-generation -prediction -chosen -model_output -model_response",
         f"messages={_MESSAGES}, {_CONTEXT}",
     ),
     "sharegpt": ("conversations", f"messages=conversations, {_CONTEXT}"),
@@ -142,6 +140,11 @@ PRESETS: dict[str, tuple[str, str]] = {
     ),
     "pair-rows": (f"{_PAIR_KEYS} {_CHAT}", f"{_PAIR}, {_PART}"),
     "pairs": (_PAIR_KEYS, _PAIR),
+    "reasoning-pairs": (
+        f"{_PAIR_TEXTS} {_REASONING}",
+        f"messages={_PAIR_PROMPT}, {_CONTEXT}, "
+        f"answer={{content: {_PAIR_ANSWER}, reasoning: {_REASONING}}}",
+    ),
     "user-assistant": ("user assistant", f"messages=user, answer=assistant, {_CONTEXT}"),
 }
 """Keys and mapping of presets by name. A record is read with the first preset that matches."""

@@ -31,7 +31,7 @@ def make_path(path: str | PathLike[str]) -> LogPath:
     try:
         remote: UPath = upath.UPath(path)
         _ = remote.fs  # loads the package of the storage
-    except (ValueError, ImportError) as error:
+    except Exception as error:  # some packages connect here, with their own errors
         raise InputError(f"{path}: {to_one_line(error)}") from error
     return remote
 

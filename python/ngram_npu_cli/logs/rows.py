@@ -35,10 +35,11 @@ def group_rows(rows: Sequence[Row]) -> Iterator[tuple[int, Conversation | InputE
     for row in rows:
         groups.setdefault(row.key, []).append(row)
     for key, group in groups.items():
-        where = group[0].where
+        where, num_rows = group[0].where, len(group)
         try:
             for conversation in _join_rows(_sort_rows(group), key, where):
-                yield len(group), conversation
+                yield num_rows, conversation
+                num_rows = 0  # each row is counted once
         except InputError as error:
             yield len(group), locate_error(error, where)
 
@@ -54,7 +55,8 @@ def _sort_rows(rows: list[Row]) -> list[Row]:
     if len({isinstance(time, datetime) for time in times}) > 1:
         raise RecordError("some times of the conversation are numbers and some are ISO 8601")
     # Rows of equal times keep the order of the file, or its reverse if its times decrease.
-    step = -1 if times == sorted(times, reverse=True) else 1
+    is_reversed = times[0] > times[-1] and times == sorted(times, reverse=True)
+    step = -1 if is_reversed else 1
     order = sorted(range(len(rows))[::step], key=times.__getitem__)
     return [rows[i] for i in order]
 
@@ -88,6 +90,9 @@ def _join_rows(rows: list[Row], key: str, where: str) -> list[Conversation]:
         parts = [make_conversations(row.fields, row.where, key) for row in rows]
         if len(rows) > 1 and any(len(part) > 1 for part in parts):
             raise RecordError("a row of the conversation has several answers")
+        later = [message for part in parts[1:] for message in part[0].turns[0].messages]
+        if any(message["role"] == "assistant" for message in later):
+            raise RecordError("the rows repeat earlier turns; use --map without conversation")
         turns = tuple(turn for part in parts for turn in part[0].turns)
         return [parts[0][0]._replace(turns=turns)] if len(rows) > 1 else parts[0]
     contents = [fields["content"] for fields in all_fields if "content" in fields]

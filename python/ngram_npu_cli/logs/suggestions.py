@@ -11,13 +11,14 @@ from typing import Any
 
 from ngram_npu_cli.logs.answers import Record
 from ngram_npu_cli.logs.json_values import decode_json
+from ngram_npu_cli.logs.presets import is_conversation
 
 _MAX_DEPTH = 6
 _MAX_NESTED = 16
 _QUESTION = ("prompt", r"\bask|question|query|input|instruction|request|user|message|^text")
 _ANSWER = (
     r"answer|output|response|completion|reply|assistant|generat|result|target|chosen|sampled|resps|"
-    r"\bout\b|bot$",
+    r"predict|\bout\b|bot$",
 )
 _OTHER = "(id|tokens|length|count|cost|time|type|model|name|version|code|status)$"
 """Paths of a question, of an answer, and of values that are neither."""
@@ -69,6 +70,8 @@ def _make_example(values: Mapping[str, Any]) -> str:
     answer = _find_blocks(values) if answer == "KEY" else answer
     if answer == "KEY":
         role, content, chat, time = (_find_path(values, (pattern,)) for pattern in _ROW)
+        if sum(map(is_conversation, values.values())) > 1:
+            return "records=*, messages=@"
         if isinstance(request, dict):
             return f"messages={question}"
         if "KEY" not in (role, content):

@@ -92,10 +92,10 @@ def _read_arrow(
                 for column in batch.columns
             ]
             plain = pyarrow.RecordBatch.from_arrays(columns, batch.schema.names)
-            for row in plain.to_pylist():
+            for row in plain.to_pylist(maps_as_pydicts="lossy"):
                 number += 1
                 yield number, _drop_empty(row.items())
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, ValueError) as error:
         raise InputError(
             f"{name}: damaged {table_format} data: {to_one_line(error):.200}"
         ) from error

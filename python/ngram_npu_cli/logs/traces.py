@@ -39,7 +39,9 @@ def read_span(span: Any) -> dict[str, Any]:
         elif kind.endswith(".message"):
             messages.append({**fields, "role": kind.removesuffix(".message")})
         elif isinstance(fields.get("gen_ai"), dict):
-            attributes["gen_ai"] = {**(attributes.get("gen_ai") or {}), **fields["gen_ai"]}
+            known = attributes.get("gen_ai")
+            known = known if isinstance(known, dict) else {}
+            attributes["gen_ai"] = {**known, **fields["gen_ai"]}
     call = {"messages": messages, "answer": {"choices": choices} if choices else None}
     call = _read_attributes(attributes) | {key: value for key, value in call.items() if value}
     operation = get_first_value([["gen_ai", "operation", "name"]], attributes)
@@ -89,7 +91,8 @@ def unwrap_value(value: Any) -> Any:
         return value
     ((kind, inner),) = value.items()
     if kind == "arrayValue":
-        return [unwrap_value(item) for item in (inner or {}).get("values", ())]
+        values = inner.get("values") if isinstance(inner, dict) else None
+        return [unwrap_value(item) for item in values] if isinstance(values, list) else []
     if kind == "kvlistValue":
         return _make_dict((inner or {}).get("values"))
     if kind == "intValue" and isinstance(inner, str):

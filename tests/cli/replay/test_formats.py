@@ -109,6 +109,9 @@ RESPONSES: list[tuple[Any, list[str]]] = [
             "7",
             '[{"content": "one"}, {"content": "two"}]',
             '{"content": "one"}\n{"content": "two"}',
+            '{"message": {"text": "hi", "to": "Bob"}}',
+            '{"title": "t", "content": ["a", "b"]}',
+            '{"choices": ["A", "B"]}',
             '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]',
         )
     ),
@@ -131,6 +134,18 @@ RESPONSES: list[tuple[Any, list[str]]] = [
     # The choices have no index.
     ({"choices": [{"message": {"content": text}} for text in "ab"]}, ["a", "b"]),
     ({"choices": [{"index": None, "text": text} for text in "ab"]}, ["a", "b"]),
+    # Gemini streams candidates; its thoughts are reasoning, and images are left out.
+    (
+        [
+            {"candidates": [{"content": {"role": "model", "parts": [part]}}]}
+            for part in (
+                {"text": "so", "thought": True},
+                {"inlineData": {"data": "="}},
+                {"text": "9"},
+            )
+        ],
+        ["<think>\nso\n</think>\n\n9"],
+    ),
     # llama.cpp streams the content without choices.
     ('data: {"content": "9", "stop": false}\n\ndata: {"content": "."}\n\n', ["9."]),
 ]
@@ -142,6 +157,13 @@ def test_unusual_response_is_read(write_jsonl: Writer, response: Any, expected: 
         json.dumps({"request": "Hi", "response": response}, ensure_ascii=False).encode()
     )
     assert [item.turns[0].completion for item in read_conversations(path)] == expected
+
+
+def test_reasoning_of_a_pair_is_part_of_its_answer(write_jsonl: Writer) -> None:
+    pair = {"question": "Hi", "answer": "Ho"}
+    path = write_jsonl({**pair, "thinking": "so"}, {**pair, "thinking": None})
+    texts = [item.turns[0].completion for item in read_conversations(path)]
+    assert texts == ["<think>\nso\n</think>\n\nHo", "Ho"]
 
 
 PROMPT_REQUESTS: list[tuple[Any, list[str], list[str]]] = [

@@ -110,7 +110,7 @@ def test_figures_are_equal_in_every_preset_and_container(
 
 def test_every_preset_has_a_shape_and_is_in_the_guide() -> None:
     names = {name for shape in SHAPES for name in shape.partition(":")[0].split(", ")}
-    assert PRESETS.keys() - names == {"token-ids"}
+    assert PRESETS.keys() - names == {"token-ids", "reasoning-pairs"}
     guide = (Path(__file__).parents[3] / "docs/guides/logs.md").read_text(encoding="utf-8")
     assert [name for name in PRESETS if f"`{name}`" not in guide] == []
 
@@ -238,6 +238,8 @@ def make_pair(**fields: Any) -> list[Record]:
     return [{"role": role, "content": text, **fields} for role, text in texts]
 
 
+QUESTION = {"role": "user", "content": "Hi"}
+COMPLETION = {"choices": [{"message": {"role": "assistant", "content": "Ho"}}]}
 GOOD_ROWS = [make_row(role, 2) for role in ("user", "assistant")]
 INVALID_RECORDS: list[tuple[list[Any], str]] = [
     (
@@ -261,7 +263,19 @@ INVALID_RECORDS: list[tuple[list[Any], str]] = [
     ([{"a": {"b": {"c": 5}}, "d": "secret"}], r"a\.b: no preset .* with the record's keys c \("),
     ([[{"id": 1, "role": "user", "content": "Hi"}] * 2], "several messages have the same id"),
     ([{"messages": make_pair(sessionId=1) + make_pair(sessionId=2)}], 'different values of "sess'),
+    ([{"messages": make_pair(chat_id=1) + make_pair(chat_id=2)}], 'different values of "chat_id"'),
     ([{"messages": make_pair(parentId="x")}], "several messages have the same parent"),
+    ([{"prompt": "Hi", "response": make_pair()}], "a message of another role"),
+    ([{"prompt": "Hi", "response": [COMPLETION] * 2}], "a second complete answer"),
+    ([{"id": 1, "dialogue": [{"user": "Hi", "assistant": "Ho"}] * 2}], "no preset reads this"),
+    (
+        [
+            {"session_id": 1, "prompt": [*make_pair() * n, QUESTION], "response": "a"}
+            for n in (0, 1)
+        ],
+        "the rows repeat earlier turns",
+    ),
+    ([{"messages": "[{'role': 'user'}]", "response": "Ho"}], "messages must be an array"),
     ([{"messages": make_pair(), "response": "Ho"}], "the messages end with the answer"),
     ([{"messages": make_pair(toolInvocations=[{"toolName": "a"}])}], "toolInvocations"),
     (
@@ -333,6 +347,39 @@ def test_columns_of_pandas_are_read(tmp_path: Path, figures: Figures) -> None:
     assert count(path) == figures
 
 
+@pytest.mark.parametrize(("times", "is_newest_first"), [("0000", 0), ("0011", 0), ("0011", 1)])
+def test_rows_of_equal_times_keep_their_order(
+    tmp_path: Path, times: str, is_newest_first: bool
+) -> None:
+    texts = ["Hi", "Ho", "Hi again", "Ho again"]
+    rows = [
+        {"session_id": 1, "role": role, "content": text, "turn": int(time)}
+        for role, text, time in zip(["user", "assistant"] * 2, texts, times, strict=True)
+    ]
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines(rows[::-1] if is_newest_first else rows))
+    (item,) = load_inputs([path])
+    turns = item.conversations[0].turns
+    assert [turn.get_messages()[0]["content"] for turn in turns] == texts[::2]
+    assert [turn.completion for turn in turns] == texts[1::2]
+
+
+def test_row_with_several_answers_is_counted_once(tmp_path: Path) -> None:
+    row = {"session_id": 1, "turn": 0, "prompt": "Hi", "response": {"choices": [{"text": "a"}] * 2}}
+    path = tmp_path / "talk.jsonl"
+    path.write_bytes(as_lines([row, {"x": 1}, {"x": 2}]))
+    with pytest.raises(InputError, match="2 of 3 records are skipped"):
+        load_inputs([path])
+
+
+def test_value_of_an_unexpected_type_is_not_in_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "talk.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["Hi"], "answer": [b"secret"]}), path)
+    with pytest.raises(InputError, match="got bytes") as error_info:
+        load_inputs([path])
+    assert "secret" not in str(error_info.value)
+
+
 def test_time_of_mongodb_orders_rows(tmp_path: Path) -> None:
     times = [{"$date": {"$numberLong": str(1770000000000 + i)}} for i in (1, 0)]
     rows = [
@@ -348,9 +395,12 @@ UNDETECTABLE = re.compile(r"parent|ancestors|\.key$|^litellm: proxy\.messages$")
 """Fields whose change results in another valid record: a root, another attribute, a prompt."""
 
 
+WORDS = ("Question?", "Answer!")
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_wrong_type_in_a_field_is_refused_or_loses_no_text(shape: str) -> None:
-    records = SHAPES[shape](1, "Question?", "Answer!")
+    records = SHAPES[shape](1, *WORDS)
     problems: list[str] = []
     for i, record in enumerate(records):
         for path in list_paths(record):
@@ -358,8 +408,7 @@ def test_wrong_type_in_a_field_is_refused_or_loses_no_text(shape: str) -> None:
             for value in [*OTHER_VALUES, [old_value], {"a": old_value}, [old_value, old_value]]:
                 changed = [*records[:i], change_field(record, path, value), *records[i + 1 :]]
                 read, is_refused = read_changed(changed)
-                lost = {"Question?", "Answer!"} - {w for w in ("Question?", "Answer!") if w in read}
-                lost = {word for word in lost if word not in json.dumps(old_value)}
+                lost = {w for w in WORDS if w not in read and w not in json.dumps(old_value)}
                 if lost and not is_refused and not UNDETECTABLE.search(name):
                     problems.append(f"{name} = {value!r:.60}: {lost} is missing without a note")
     assert not problems, "\n".join(problems)
