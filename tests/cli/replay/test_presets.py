@@ -145,6 +145,7 @@ def test_map_reads_records_of_unknown_formats(
     assert (turn.get_messages()[0]["content"], turn.completion) == ("Hi", "Ho")
 
 
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "ai", "content": "Ho"}]
 PROXY_CALL = {"ask": {"messages": [{"role": "user", "content": "Hi"}], "n": 1}} | {
     "reply": {"choices": [{"message": {"content": "Ho"}}], "usage": {}},
     "stop_request": "GET",
@@ -168,14 +169,12 @@ PROXY_CALL = {"ask": {"messages": [{"role": "user", "content": "Hi"}], "n": 1}} 
             {"question": "Hi", "generated": ["Ho"]},
             "prompt=question, answer={choices: generated[].{text: @}}",
         ),
-        (
-            {"log": [{"role": "user", "content": "Hi"}, {"role": "ai", "content": "Ho"}]},
-            "messages=log",
-        ),
+        ({"log": CHAT}, "messages=log"),
         (
             {"ask": {"q": "Hi"}, "reply": {"blocks": [{"t": "Ho"}, {"n": 1}]}},
             r'prompt=ask.q, answer=join(`"\n"`, reply.blocks[].t)',
         ),
+        ({"first": CHAT, "second": CHAT}, "records=*, messages=@"),
         ({"data": ["Hi", "Ho"]}, "messages=dialog(data[])"),
         ({"turns_of_chat": [["Hi", "Ho"]]}, "messages=dialog(turns_of_chat[])"),
         (
@@ -203,8 +202,9 @@ def test_offered_map_reads_the_record(tmp_path: Path, record: Record, map_text: 
     with pytest.raises(InputError, match=re.escape(f"complete --map '{map_text}' with")):
         load_inputs([path])
     (item,) = load_inputs([path], ReadingOptions(map=map_text))
-    ((turn,),) = (conversation.turns for conversation in item.conversations)
-    assert (turn.get_messages()[-1]["content"], turn.completion) == ("Hi", "Ho")
+    for conversation in item.conversations:
+        (turn,) = conversation.turns
+        assert (turn.get_messages()[-1]["content"], turn.completion) == ("Hi", "Ho")
 
 
 @pytest.mark.parametrize(
@@ -362,6 +362,14 @@ def test_rows_of_equal_times_keep_their_order(
     turns = item.conversations[0].turns
     assert [turn.get_messages()[0]["content"] for turn in turns] == texts[::2]
     assert [turn.completion for turn in turns] == texts[1::2]
+
+
+@pytest.mark.parametrize("scope", ["alice", 0, (1 << 62) - 1])
+def test_scope_field_selects_the_scope(scope: str | int) -> None:
+    batch = Batch("talk", lines=[(1, {"prompt": "Hi", "answer": "Ho", "user": scope})])
+    (conversation,) = convert_batch(batch, scope_field="user")
+    assert isinstance(conversation, Conversation)
+    assert conversation.scope == scope
 
 
 def test_row_with_several_answers_is_counted_once(tmp_path: Path) -> None:
