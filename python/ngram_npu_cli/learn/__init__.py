@@ -24,11 +24,7 @@ from ngram_npu.store import BLOCK_TOKENS, scope_of
 from ngram_npu_cli.learn import curve
 from ngram_npu_cli.learn.curve import Evaluation, Point, ScopedText, TokenConversation, describe
 from ngram_npu_cli.learn.learn_report import LearnReport, format_report
-from ngram_npu_cli.logs.reader import (
-    Progress,
-    ignore_progress,
-    read_requests,
-)
+from ngram_npu_cli.logs.reader import Progress, ignore_progress, read_requests
 from ngram_npu_cli.logs.remote import LogPath, make_path
 from ngram_npu_cli.logs.tokenization import Tokenization, TokenizedConversation
 from ngram_npu_cli.options import LearnOptions

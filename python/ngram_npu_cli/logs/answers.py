@@ -68,6 +68,7 @@ _RESPONSE_MARKERS = {
     *("choices", "candidates", "generations", "error", "model", "object", "usage", "done"),
     *("stop_reason", "stopReason", "status_code"),
 }
+"""An object with none of these keys is the text of an answer, even if it has a response's key."""
 _CHUNK_KEYS = {
     *("choices", "candidates", "generations", "object", "type", "stop", "done", "delta", "error"),
 }

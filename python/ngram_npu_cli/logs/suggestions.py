@@ -40,7 +40,7 @@ def describe_unknown(record: Record, nested: Sequence[Record], tried: Iterable[s
     the record, or of one of its nested objects if only these have question and answer."""
     records = [record, *nested[:_MAX_NESTED]]
     if len(nested) > 1 and len({frozenset(item) for item in nested}) == 1:
-        records.insert(0, nested[0])  # a list of equal records
+        records.insert(0, nested[0])  # the record is a list of records with the same keys
     complete = (text for text in map(suggest_map, records) if "=KEY" not in text)
     best = next(complete, None) or suggest_map(record)
     return f"no preset reads this record; {best} (tried: {', '.join(tried)})"

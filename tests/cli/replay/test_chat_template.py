@@ -118,9 +118,15 @@ COMMANDS: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=["replay", "tune", "learn"])
+@pytest.mark.parametrize(
+    ("command", "items"), [*zip(COMMANDS, ("records", "conversations", "records"), strict=True)]
+)
 def test_conversation_that_the_template_refuses_is_skipped(
-    write_jsonl: Writer, tmp_path: Path, load_template: Callable[[str], Any], command: Any
+    write_jsonl: Writer,
+    tmp_path: Path,
+    load_template: Callable[[str], Any],
+    command: Any,
+    items: str,
 ) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     load_template(
@@ -137,12 +143,13 @@ def test_conversation_that_the_template_refuses_is_skipped(
     )
     (note,) = command([path], tokenizer=str(tmp_path))
     reason = f"{path}:2: {tmp_path}: its chat template rejects this conversation: no system role!"
-    assert re.match(r"talk: 1 of 4 (records|conversations) are skipped \(25.0%\): ", note)
-    assert reason[:100] in note
+    assert note.startswith(f"talk: 1 of 4 {items} are skipped (25.0%): {reason}"[:150])
     with pytest.raises(InputError, match=re.escape(reason)):
         command([path], tokenizer=str(tmp_path), strict=True)
     path = write_jsonl(valid_record, refused_record, refused_record, name="logs/talk.jsonl")
-    with pytest.raises(InputError, match=rf"{re.escape(reason)}.*; 2 of 3 .* more than half"):
+    with pytest.raises(
+        InputError, match=rf"{re.escape(reason)}.*; 2 of 3 {items} .* more than half"
+    ):
         command([path], tokenizer=str(tmp_path))
 
 
