@@ -5,28 +5,25 @@
 // all arguments by position.
 #pragma once
 
+#include "api/operator.h"
+#include "core/bookkeeping.h"
+#include "core/correction.h"
+#include "core/merging.h"
+
 // NGRAM_NPU_OPERATORS(X) calls X(op) for each operator. The implementations are in csrc/api.
-#define NGRAM_NPU_OPERATORS(X)    \
-  X(ngram_propose)                \
-  X(ngram_propose_)               \
-  X(ngram_step_)                  \
-  X(ngram_index_propose_)         \
-  X(ngram_index_step_)            \
-  X(ngram_index_append_)          \
-  X(ngram_index_reset_)           \
-  X(ngram_store_step_)            \
-  X(ngram_store_finish_)          \
-  X(device_store_append_)         \
-  X(device_store_propose_)        \
-  X(merge_drafts_)                \
-  X(prepare_next_token_ids)       \
-  X(prepare_inputs_padded)        \
-  X(prepare_inputs)               \
-  X(prepare_input_ids_)           \
-  X(gather_sampled_tokens_)       \
-  X(correct_num_computed_tokens_) \
-  X(compute_slot_mapping_)        \
-  X(correct_spec_state_)
+#define NGRAM_NPU_OLD_OPERATORS(X) \
+  X(ngram_propose)                 \
+  X(ngram_propose_)                \
+  X(ngram_step_)                   \
+  X(ngram_index_propose_)          \
+  X(ngram_index_step_)             \
+  X(ngram_index_append_)           \
+  X(ngram_index_reset_)            \
+  X(ngram_store_step_)             \
+  X(ngram_store_finish_)           \
+  X(device_store_append_)          \
+  X(device_store_propose_)         \
+  X(gather_sampled_tokens_)
 
 namespace ngram_npu {
 
@@ -82,42 +79,187 @@ inline constexpr const char* kSchemas[] = {
     "Tensor? scopes=None, Tensor text, Tensor blocks, Tensor table, Tensor(a!) draft_token_ids, "
     "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, SymInt max_len=9223372036854775807, bool fill=False) -> ()",
 
-    "merge_drafts_(Tensor neural_draft_token_ids, Tensor ngram_draft_token_ids, Tensor num_ngram_draft_tokens, "
-    "Tensor match_len, *, Tensor? num_neural_draft_tokens=None, Tensor? draft_costs=None, "
-    "Tensor? neural_draft_costs=None, Tensor? match_costs=None, Tensor? row_indices=None, Tensor? num_sampled=None, "
-    "Tensor? num_scheduled_drafts=None, Tensor(a!)? neural_acceptance=None, SymInt min_match_len=1, "
-    "SymInt threshold=0, bool extend=False) -> "
-    "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor draft_source)",
-
-    "prepare_next_token_ids(Tensor sampled_token_ids, *, Tensor? discard=None, Tensor? backup_token_ids=None, "
-    "Tensor? token_ids=None, Tensor? num_tokens=None, Tensor? row_indices=None, SymInt vocab_size=2147483647) -> "
-    "(Tensor next_token_ids, Tensor num_sampled)",
-
-    "prepare_inputs_padded(Tensor cu_num_draft_tokens, Tensor num_sampled, Tensor query_start_loc) -> "
-    "(Tensor token_indices_to_sample, Tensor num_rejected)",
-
-    "prepare_inputs(Tensor query_start_loc, Tensor seq_lens, Tensor num_rejected, *, SymInt total_tokens) -> "
-    "(Tensor query_start_loc_out, Tensor seq_lens_out, Tensor token_indices)",
-
-    "prepare_input_ids_(Tensor(a!) input_ids, *, Tensor query_start_loc, Tensor prev_positions, Tensor next_token_ids, "
-    "Tensor draft_token_ids, Tensor num_scheduled_drafts, int pad_token=0) -> ()",
-
     "gather_sampled_tokens_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
     "Tensor(a!) sampled_tokens) -> ()",
-
-    "correct_num_computed_tokens_(Tensor(a!) num_computed_tokens, Tensor(b!) num_accepted_tokens, *, "
-    "Tensor prev_positions, Tensor num_sampled_prev, Tensor num_draft_prev, Tensor host_num_computed_tokens) -> ()",
-
-    "compute_slot_mapping_(Tensor query_start_loc, Tensor positions, Tensor block_table, Tensor(a!) slot_mapping, *, "
-    "Tensor? row_indices=None, SymInt block_size, SymInt blocks_per_kv_block=1, SymInt cp_world=1, SymInt cp_rank=0, "
-    "SymInt cp_interleave=1, int pad_id=-1) -> ()",
-
-    "correct_spec_state_(*, Tensor(a!) num_computed_tokens, Tensor(b!) num_accepted_tokens, Tensor(c!) positions, "
-    "Tensor(d!) seq_lens, Tensor(e!) slot_mapping, Tensor(f!)? discard=None, Tensor prev_positions, "
-    "Tensor num_sampled_prev, Tensor num_draft_prev, Tensor host_num_computed_tokens, Tensor query_start_loc, "
-    "Tensor? num_tokens=None, Tensor block_table, Tensor? row_indices=None, SymInt block_size, "
-    "SymInt blocks_per_kv_block=1, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave=1, int pad_id=-1, "
-    "Tensor(w!)? workspace=None) -> ()",
 };
 
 }  // namespace ngram_npu
+
+// NGRAM_NPU_OPERATORS(X) calls X(op, kernel) for each operator.
+#define NGRAM_NPU_OPERATORS(X)                                  \
+  X(merge_drafts_, merge_drafts_)                               \
+  X(prepare_next_token_ids, prepare_next_token_ids)             \
+  X(prepare_inputs_padded, prepare_inputs_padded)               \
+  X(prepare_inputs, prepare_inputs)                             \
+  X(prepare_input_ids_, prepare_input_ids_)                     \
+  X(correct_num_computed_tokens_, correct_num_computed_tokens_) \
+  X(compute_slot_mapping_, compute_slot_mapping_)               \
+  X(correct_spec_state_, correct_spec_state_)
+
+namespace ngram_npu::schemas {
+
+using namespace api;  // NOLINT: the words of the tables
+
+#define FIELD NGRAM_NPU_FIELD
+
+struct merge_drafts_ : OperatorTable<MergeDraftsParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor neural_draft_token_ids", kInt32OrInt64, {B, W}, FIELD(neural_draft_token_ids)},
+      {"Tensor ngram_draft_token_ids", kInt32, {B, k}, FIELD(ngram_draft_token_ids)},
+      {"Tensor num_ngram_draft_tokens", kInt32, {B}, FIELD(num_ngram_draft_tokens)},
+      {"Tensor match_len", kInt32, {B}, FIELD(match_len)},
+      {"*"},
+      {"Tensor? num_neural_draft_tokens=None", kInt32, {B}, FIELD(num_neural_draft_tokens)},
+      {"Tensor? draft_costs=None", kUInt8, {B, k}, FIELD(draft_costs)},
+      {"Tensor? neural_draft_costs=None", kUInt8, {B, W}, FIELD(neural_draft_costs)},
+      {"Tensor? match_costs=None", kUInt8, {kCostRows}, FIELD(match_costs)},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"Tensor? num_sampled=None", kInt32, {B}, FIELD(num_sampled)},
+      {"Tensor? num_scheduled_drafts=None", kInt32, {B}, FIELD(num_scheduled_drafts)},
+      {"Tensor(a!)? neural_acceptance=None", kInt32, {R, kAcceptanceColumns}, FIELD(neural_acceptance)},
+      {"SymInt min_match_len=1", {0, INT32_MAX}, FIELD(min_match_len)},
+      {"SymInt threshold=0", {0, INT32_MAX}, FIELD(threshold)},
+      {"bool extend=False", FIELD(extend)},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {W, FIELD(neural_width)}, {k, {0, kMaxDraftTokens}}};
+  static constexpr Result kResults[] = {
+      {"draft_token_ids", {B, k}, FIELD(draft_token_ids), "neural_draft_token_ids"},
+      {"num_draft_tokens", {B}, FIELD(num_draft_tokens)},
+      {"draft_source", {B}, FIELD(draft_source)},
+  };
+  static bool complete(const Call& call, Params& p);
+};
+
+struct prepare_next_token_ids : OperatorTable<PrepareNextTokenIdsParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor sampled_token_ids", kInt32, {B, M}, FIELD(sampled_token_ids)},
+      {"*"},
+      {"Tensor? discard=None", kBool, {B}, FIELD(discard)},
+      {"Tensor? backup_token_ids=None", kInt32, {B}, FIELD(backup_token_ids)},
+      {"Tensor? token_ids=None", kInt32, {R, S}, FIELD(token_ids)},
+      {"Tensor? num_tokens=None", kInt32, {R}, FIELD(num_tokens)},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"SymInt vocab_size=2147483647", FIELD(vocab_size)},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {M, {1, kMaxSampledWidth}}};
+  static constexpr Result kResults[] = {
+      {"next_token_ids", {B}, FIELD(next_token_ids)},
+      {"num_sampled", {B}, FIELD(num_sampled)},
+  };
+  static bool complete(const Call& call, Params& p);
+};
+
+struct prepare_inputs_padded : OperatorTable<PrepareInputsPaddedParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor cu_num_draft_tokens", kInt32, {B}, FIELD(cu_num_draft_tokens)},
+      {"Tensor num_sampled", kInt32, {B}, FIELD(num_sampled)},
+      {"Tensor query_start_loc", kInt32, {B + 1}, FIELD(query_start_loc)},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}};
+  static constexpr Result kResults[] = {
+      {"token_indices_to_sample", {B}, FIELD(token_indices_to_sample)},
+      {"num_rejected", {B}, FIELD(num_rejected)},
+  };
+};
+
+struct prepare_inputs : OperatorTable<PrepareInputsParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor query_start_loc", kInt32, {B + 1}, FIELD(query_start_loc)},
+      {"Tensor seq_lens", kInt32, {B}, FIELD(seq_lens)},
+      {"Tensor num_rejected", kInt32, {B}, FIELD(num_rejected)},
+      {"*"},
+      {"SymInt total_tokens", T},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {T, {0, INT32_MAX}, FIELD(total_tokens)}};
+  static constexpr Result kResults[] = {
+      {"query_start_loc_out", {B + 1}, FIELD(query_start_loc_out)},
+      {"seq_lens_out", {B}, FIELD(seq_lens_out)},
+      {"token_indices", {T}, FIELD(token_indices)},
+  };
+  static bool complete(const Call& call, Params& p);
+};
+
+struct prepare_input_ids_ : OperatorTable<PrepareInputIdsParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor(a!) input_ids", kInt32, {N}, FIELD(input_ids)},
+      {"*"},
+      {"Tensor query_start_loc", kInt32, {B + 1}, FIELD(query_start_loc)},
+      {"Tensor prev_positions", kInt32OrInt64, {B}, FIELD(prev_positions)},
+      {"Tensor next_token_ids", kInt32, {Q}, FIELD(next_token_ids)},
+      {"Tensor draft_token_ids", kInt32, {Q, k}, FIELD(draft_token_ids)},
+      {"Tensor num_scheduled_drafts", kInt32, {B}, FIELD(num_scheduled_drafts)},
+      {"int pad_token=0", {INT32_MIN, INT32_MAX}, FIELD(pad_token)},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {N, FIELD(num_inputs)}};
+  static bool complete(const Call& call, Params& p);
+};
+
+struct correct_num_computed_tokens_ : OperatorTable<CorrectNumComputedTokensParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor(a!) num_computed_tokens", kInt32, {C >= B}, FIELD(num_computed_tokens)},
+      {"Tensor(b!) num_accepted_tokens", kInt32, {D >= B}, FIELD(num_accepted_tokens)},
+      {"*"},
+      {"Tensor prev_positions", kInt32OrInt64, {B}, FIELD(prev_positions)},
+      {"Tensor num_sampled_prev", kInt32, {P}, FIELD(num_sampled_prev)},
+      {"Tensor num_draft_prev", kInt32, {Q}, FIELD(num_draft_prev)},
+      {"Tensor host_num_computed_tokens", kInt32, {B}, FIELD(host_num_computed_tokens)},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}};
+  static bool complete(const Call& call, Params& p);
+};
+
+struct compute_slot_mapping_ : OperatorTable<ComputeSlotMappingParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor query_start_loc", kInt32, {B + 1}, FIELD(query_start_loc)},
+      {"Tensor positions", kInt64, {T}, FIELD(positions)},
+      {"Tensor block_table", kInt32, {R, N}, FIELD(block_table)},
+      {"Tensor(a!) slot_mapping", kInt32OrInt64, {M}, FIELD(slot_mapping)},
+      {"*"},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"SymInt block_size", {1, INT32_MAX}, FIELD(layout.block_size)},
+      {"SymInt blocks_per_kv_block=1", FIELD(layout.blocks_per_kv_block)},
+      {"SymInt cp_world=1", FIELD(layout.cp_world)},
+      {"SymInt cp_rank=0", FIELD(layout.cp_rank)},
+      {"SymInt cp_interleave=1", FIELD(layout.cp_interleave)},
+      {"int pad_id=-1", FIELD(pad_id)},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {T, FIELD(num_positions)}, {M, FIELD(num_slots)}};
+  static bool complete(const Call& call, Params& p);
+};
+
+struct correct_spec_state_ : OperatorTable<CorrectSpecStateParams> {
+  static constexpr Argument kArguments[] = {
+      {"*"},
+      {"Tensor(a!) num_computed_tokens", kInt32, {C >= B}, FIELD(counts.num_computed_tokens)},
+      {"Tensor(b!) num_accepted_tokens", kInt32, {D >= B}, FIELD(counts.num_accepted_tokens)},
+      {"Tensor(c!) positions", kInt64, {T}, FIELD(positions)},
+      {"Tensor(d!) seq_lens", kInt32, {L >= B}, FIELD(seq_lens)},
+      {"Tensor(e!) slot_mapping", kInt32OrInt64, {M}, FIELD(slots.slot_mapping)},
+      {"Tensor(f!)? discard=None", kBool, {E >= B}, FIELD(discard)},
+      {"Tensor prev_positions", kInt32OrInt64, {B}, FIELD(counts.prev_positions)},
+      {"Tensor num_sampled_prev", kInt32, {P}, FIELD(counts.num_sampled_prev)},
+      {"Tensor num_draft_prev", kInt32, {Q}, FIELD(counts.num_draft_prev)},
+      {"Tensor host_num_computed_tokens", kInt32, {B}, FIELD(counts.host_num_computed_tokens)},
+      {"Tensor query_start_loc", kInt32, {B + 1}, FIELD(slots.query_start_loc)},
+      {"Tensor? num_tokens=None", kInt32, {S}, FIELD(num_tokens)},
+      {"Tensor block_table", kInt32, {R, N}, FIELD(slots.block_table)},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(slots.row_indices)},
+      {"SymInt block_size", {1, INT32_MAX}, FIELD(slots.layout.block_size)},
+      {"SymInt blocks_per_kv_block=1", FIELD(slots.layout.blocks_per_kv_block)},
+      {"SymInt cp_world=1", FIELD(slots.layout.cp_world)},
+      {"SymInt cp_rank=0", FIELD(slots.layout.cp_rank)},
+      {"SymInt cp_interleave=1", FIELD(slots.layout.cp_interleave)},
+      {"int pad_id=-1", FIELD(slots.pad_id)},
+      {"Tensor(w!)? workspace=None", kInt32, {W}, {}},
+  };
+  static constexpr Size kSizes[] = {
+      {B, FIELD(counts.batch)}, {T, FIELD(slots.num_positions)}, {M, FIELD(slots.num_slots)}, {L, FIELD(num_seq_lens)},
+      {S, FIELD(num_rows)},
+  };
+  static constexpr Field kWorkspace = FIELD(workspace);
+  static bool complete(const Call& call, Params& p);
+};
+
+#undef FIELD
+
+}  // namespace ngram_npu::schemas

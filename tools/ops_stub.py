@@ -19,9 +19,21 @@ _RAISES = "ValueError: invalid argument (dtype, device, shape, stride, range, ov
 
 
 def read_schemas(text: str) -> list[str]:
-    """Returns the schemas in the text of csrc/schemas.h."""
+    """Returns the schemas of the operators in the text of csrc/schemas.h."""
+    schemas = []
+    for op, table in re.findall(
+        r"^struct (\w+) : OperatorTable.*?\{\n(.*?)^\};", text, re.M | re.S
+    ):
+        arguments, _, results = table.partition("kResults[] = ")
+        names = ", ".join(re.findall(r'\{"([^"]+)"', arguments))
+        tensors = ", ".join(f"Tensor {name}" for name in re.findall(r'\{"(\w+)"', results))
+        schemas.append(f"{op}({names}) -> ({tensors})")
+    return schemas + _read_old(text)
+
+
+def _read_old(text: str) -> list[str]:
     _, _, text = text.partition("kSchemas[] = {")
-    strings = re.findall(r'"([^"]*)"(,?)', text)
+    strings = re.findall(r'"([^"]*)"(,?)', text.partition("};")[0])
     joined = "".join(part + ("\n" if comma else "") for part, comma in strings)
     return joined.splitlines()
 

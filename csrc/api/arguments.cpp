@@ -28,6 +28,20 @@ const char* name_of(DType dtype) {
   return "an unsupported dtype";
 }
 
+std::string names_of(uint32_t dtypes) {
+  std::string names;
+  for (int32_t dtype = 0; dtype < static_cast<int32_t>(DType::kOther); ++dtype) {
+    if ((dtypes >> dtype & 1u) != 0) names += (names.empty() ? "" : " or ") + std::string(name_of(DType{dtype}));
+  }
+  return names;
+}
+
+uint32_t mask_of(std::initializer_list<DType> dtypes) {
+  uint32_t mask = 0;
+  for (DType dtype : dtypes) mask |= 1u << static_cast<uint32_t>(dtype);
+  return mask;
+}
+
 std::string name_of(const Device& device) {
   std::string name;
   switch (device.type) {
@@ -80,39 +94,39 @@ void Arguments::fail(const char* name, const std::string& expected, const std::s
   throw ArgumentError(std::string(op_) + ": " + name + ": expected " + expected + ", got " + got);
 }
 
-void Arguments::check_tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access) {
+void Arguments::check_tensor(const TensorView& view, uint32_t dtypes, int32_t rank, Access access) {
   const char* name = view.name;
-  bool is_supported = false;
-  std::string expected;
-  for (DType dtype : dtypes) {
-    is_supported = is_supported || dtype == view.dtype;
-    expected += (expected.empty() ? "" : " or ") + std::string(name_of(dtype));
-  }
-  if (!is_supported) {
+  if ((dtypes >> static_cast<uint32_t>(view.dtype) & 1u) == 0) {
     std::string got = name_of(view.dtype);
     // The hint is for results of argmax, which are int64. It would be wrong for outputs, which must not be copies.
-    if (view.dtype == DType::kInt64 && expected == "int32" && access == kRead) {
+    if (view.dtype == DType::kInt64 && dtypes == kInt32 && access == kRead) {
       got += " (convert it: .int() in torch, .astype(numpy.int32) in numpy)";
     }
-    fail(name, expected, got);
+    fail(name, names_of(dtypes), got);
   }
   if (!checked_.empty() && !(checked_.front().view.device == view.device)) {
     fail(name, "device " + name_of(checked_.front().view.device) + ", like " + checked_.front().view.name,
          name_of(view.device));
   }
   if (!view.aligned) fail(name, "memory aligned to the item size", "an unaligned address or stride");
-  if (view.ndim != ndim) fail(name, "rank " + std::to_string(ndim), "rank " + std::to_string(view.ndim));
-  const int32_t inner = ndim - 1;
+  if (view.ndim != rank) fail(name, "rank " + std::to_string(rank), "rank " + std::to_string(view.ndim));
+  const int32_t inner = rank - 1;
   const bool is_empty = view.sizes[0] == 0 || view.sizes[inner] == 0;  // strides of an empty tensor are arbitrary
   if (!is_empty && view.sizes[inner] > 1 && view.strides[inner] != 1) {
     fail(name, "a contiguous inner dimension", "inner stride " + std::to_string(view.strides[inner]));
   }
   if (access == kWrite && !view.writable) fail(name, "a writable array", "a read-only array");
+  if (rank == 2) {
+    if (view.sizes[1] > INT32_MAX) fail(name, "at most 2**31 - 1 columns", std::to_string(view.sizes[1]));
+    if (view.sizes[0] > 1 && view.strides[0] < 0) {
+      fail(name, "outer stride >= 0", "outer stride " + std::to_string(view.strides[0]));
+    }
+  }
   checked_.push_back({view, access});
 }
 
 void Arguments::check_vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access) {
-  check_tensor(view, dtypes, 1, access);
+  check_tensor(view, mask_of(dtypes), 1, access);
   if (size >= 0 && view.sizes[0] != size) {
     fail(view.name, "size " + std::to_string(size), "size " + std::to_string(view.sizes[0]));
   }
@@ -130,7 +144,7 @@ int32_t* Arguments::check_output_int32s(const TensorView& view, int64_t size) {
 
 void Arguments::check_min_size_vector(const TensorView& view, DType dtype, int64_t min_size,
                                       const char* min_size_source, Access access) {
-  check_tensor(view, {dtype}, 1, access);
+  check_tensor(view, mask_of({dtype}), 1, access);
   if (view.sizes[0] < min_size) {
     fail(view.name, "size >= " + std::to_string(min_size) + " (" + min_size_source + ")",
          "size " + std::to_string(view.sizes[0]));
@@ -143,11 +157,7 @@ const int32_t* Arguments::check_query_start_loc(const TensorView& view) {
 }
 
 void Arguments::check_matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access) {
-  check_tensor(view, dtypes, 2, access);
-  if (view.sizes[1] > INT32_MAX) fail(view.name, "at most 2**31 - 1 columns", std::to_string(view.sizes[1]));
-  if (view.sizes[0] > 1 && view.strides[0] < 0) {
-    fail(view.name, "outer stride >= 0", "outer stride " + std::to_string(view.strides[0]));
-  }
+  check_tensor(view, mask_of(dtypes), 2, access);
 }
 
 TokenRows<const int32_t> Arguments::check_sampled_token_ids(const TensorView& view) {
@@ -183,14 +193,14 @@ void Arguments::check_is_none(const std::optional<TensorView>& view, const char*
   if (view) fail(view->name, std::string("None (") + reason + ")", "a tensor");
 }
 
-void Arguments::check_scalar(const char* name, int64_t value, int64_t min, int64_t max) {
+void Arguments::check_scalar(const char* name, int64_t value, int64_t min, int64_t max) const {
   if (value < min || value > max) {
     fail(name, std::to_string(min) + " to " + std::to_string(max), std::to_string(value));
   }
 }
 
 void Arguments::check_at_most(const char* name, const char* quantity, int64_t value, int64_t limit,
-                              const char* limit_source) {
+                              const char* limit_source) const {
   if (value > limit) {
     fail(name, std::string(quantity) + " <= " + std::to_string(limit) + " (" + limit_source + ")",
          std::to_string(value));

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "api/operator.h"
 #include "core/common.h"
 #include "core/correction.h"
 #include "core/draft_costs.h"
@@ -25,24 +26,6 @@ constexpr int64_t kAnySize = -1;  // for the parameter `size` of the checks: eve
 class ArgumentError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
-};
-
-enum class DType : int32_t {
-  kBool,
-  kInt32,
-  kInt64,
-  kInt8,
-  kInt16,
-  kUInt8,
-  kUInt16,
-  kUInt32,
-  kUInt64,
-  kFloat16,
-  kBFloat16,
-  kFloat32,
-  kFloat64,
-  kOther,
-  kNone
 };
 
 struct Device {
@@ -115,8 +98,9 @@ class Arguments {
   void check_on_cpu(const char* reason) const;
   void check_is_none(const std::optional<TensorView>& view, const char* reason);
 
-  void check_scalar(const char* name, int64_t value, int64_t min, int64_t max);
-  void check_at_most(const char* name, const char* quantity, int64_t value, int64_t limit, const char* limit_source);
+  void check_scalar(const char* name, int64_t value, int64_t min, int64_t max) const;
+  void check_at_most(const char* name, const char* quantity, int64_t value, int64_t limit,
+                     const char* limit_source) const;
   void check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   // Checks that an index supports these n-gram lengths. The lengths of a ladder are fixed.
   void check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
@@ -139,6 +123,9 @@ class Arguments {
   // This check must be the last of a call.
   void check_no_overlap() const;
 
+  // Checks what is common to all tensors.
+  void check_tensor(const TensorView& view, uint32_t dtypes, int32_t rank, Access access);
+
   [[noreturn]] void fail(const char* name, const std::string& expected, const std::string& got) const;
 
  private:
@@ -147,7 +134,6 @@ class Arguments {
     Access access;
   };
 
-  void check_tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access);
   void check_min_size_vector(const TensorView& view, DType dtype, int64_t min_size, const char* min_size_source,
                              Access access);
 

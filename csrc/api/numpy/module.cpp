@@ -1,10 +1,9 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`, without torch.
 #include "api/bookkeeping.h"
-#include "api/correction.h"
 #include "api/device_store.h"
 #include "api/drafting.h"
-#include "api/merging.h"
 #include "api/numpy/numpy_call.h"
+#include "api/numpy/operators.h"
 #include "api/numpy/schema.h"
 #include "api/store.h"
 #include "cpu/machine.h"
@@ -28,7 +27,7 @@ void set_num_threads(int32_t limit) {
 
 void define_operators(py::module_& m) {
 #define NGRAM_NPU_DEFINE(op) PythonOperator<api::op<NumpyCall>>::define(m, #op);
-  NGRAM_NPU_OPERATORS(NGRAM_NPU_DEFINE)
+  NGRAM_NPU_OLD_OPERATORS(NGRAM_NPU_DEFINE)
 }
 
 PYBIND11_MODULE(_C, m) {
@@ -44,6 +43,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_num_threads", set_num_threads, arg("limit"));
   m.def("workspace_words", &api::workspace_words, arg("op"), arg("batch"));
   define_operators(m);
+  define_table_operators(m);
   define_index_tools(m);
   define_row_tools(m);  // finding the requests of rows, packing rows for copies to a device
   define_store_tools(m);

@@ -24,7 +24,7 @@ using torch::stable::Tensor;
 api::TensorView view_of(const Tensor& tensor);
 
 // Returns an uninitialised tensor of int32 or int64 on the device of `like`.
-Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
+Tensor empty_on_device_of(const Tensor& like, const int64_t* sizes, int32_t rank, api::DType dtype);
 
 // Returns an executor that uses torch's thread pool (at::parallel_for) with torch.get_num_threads() threads.
 Executor torch_executor();
@@ -70,11 +70,12 @@ class TorchCall : public api::Arguments {
     return view;
   }
 
-  Tensor empty(int64_t size) const { return empty_on_device_of(*first_argument_, {size}); }
-  Tensor empty(int64_t rows, int64_t columns) const { return empty_on_device_of(*first_argument_, {rows, columns}); }
+  Tensor empty(int64_t size) const { return empty_on_device_of(*first_argument_, &size, 1, api::DType::kInt32); }
+  Tensor empty(int64_t rows, int64_t columns) const { return empty_tokens(4, rows, columns); }
   static int32_t* data(Tensor& tensor) { return static_cast<int32_t*>(tensor.mutable_data_ptr()); }
   Tensor empty_tokens(int64_t item_bytes, int64_t rows, int64_t columns) const {
-    return empty_on_device_of(*first_argument_, {rows, columns}, item_bytes);
+    const int64_t sizes[] = {rows, columns};
+    return empty_on_device_of(*first_argument_, sizes, 2, item_bytes == 8 ? api::DType::kInt64 : api::DType::kInt32);
   }
   static void* tokens(Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
