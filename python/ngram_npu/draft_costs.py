@@ -63,8 +63,8 @@ def _make_costs(k: int) -> npt.NDArray[np.uint8]:
 class DraftCosts:
     """Computes the costs of draft tokens, and ends drafts by them, on arrays and on tensors.
 
-    The methods read no tensor on the host. On a device, the first call copies a table of a few
-    kilobytes, so call a method once before the capture of a graph.
+    The methods read no tensor on the host. On a device, the first call copies tables of a few
+    kilobytes to it (:meth:`copy_tables`).
 
     Letters in shapes: B is the number of requests, k ``config.k``.
 
@@ -95,7 +95,7 @@ class DraftCosts:
         """
         index = _find_row(match_len, agreement)
         if is_tensor(match_len):
-            costs, _, columns = self._get_tensors(match_len.device)
+            costs, _, columns = self.copy_tables(match_len.device)
             return costs[index].masked_fill_(columns >= num_draft_tokens[:, None], NO_TOKEN)
         costs = self._costs[index]
         costs[self._columns >= num_draft_tokens[:, None]] = NO_TOKEN
@@ -127,7 +127,7 @@ class DraftCosts:
             return
         width = draft_token_ids.shape[1]
         if is_tensor(match_len):
-            _, num_kept, columns = self._get_tensors(match_len.device)
+            _, num_kept, columns = self.copy_tables(match_len.device)
             kept = num_kept[_find_row(match_len, agreement)]
             num_draft_tokens.clamp_(max=kept)
             draft_token_ids.masked_fill_(columns[:width] >= num_draft_tokens[:, None], -1)
@@ -137,8 +137,9 @@ class DraftCosts:
         is_behind = self._columns[:width] >= num_draft_tokens[:, None]
         np.copyto(draft_token_ids, -1, where=is_behind)
 
-    def _get_tensors(self, device: Any) -> tuple[Any, Any, Any]:
-        """Returns the tables on a device."""
+    def copy_tables(self, device: Any) -> tuple[Any, Any, Any]:
+        """Returns the tables on a device of torch. The first call copies them, for which the host
+        may wait."""
         tensors = self._tables.get(device)
         if tensors is None:
             torch = sys.modules["torch"]

@@ -235,8 +235,8 @@ class NgramStore:
             self.slots[slot] = 0
 
     def begin_requests(self, slots: Any) -> None:
-        """Does what :meth:`begin_request` does for slots [N] int64: an array, or a tensor on the
-        store's device."""
+        """Does what :meth:`begin_request` does for slots [N] int64, an array or a tensor on the
+        store's device, or for a slice of slots."""
         with self._mutex:
             if is_tensor(slots):
                 # An assignment to an index would copy the zero from the host.
