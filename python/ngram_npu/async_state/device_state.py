@@ -326,14 +326,15 @@ class DeviceState:
         drafts: dict[str, Any],
     ) -> None:
         """Stores the tokens of each request's last step, and replaces drafts by longer matches."""
-        rows = self.token_ids, self.num_tokens, num_sampled
         batch, max_new = len(num_sampled), self._config.ngram.k + 1
-        indices = {"row_indices": views.slots, "scopes": self.scopes[:batch]}
+        indices: dict[str, Any] = {"row_indices": views.slots, "scopes": self.scopes[:batch]}
         store.begin_step(batch, max_new)
         # The scheduler may have begun this step for a request that ended in the last one, so the
         # newest tokens are held back until the request's next step.
-        store.append(*rows, **indices, slot_indices=views.slots, max_new=max_new, hold_back=True)
-        store.propose(*rows, **indices, **drafts, **self._config.ngram.limit_arguments)
+        arguments = {**indices, "slot_indices": views.slots, "max_new": max_new, "hold_back": True}
+        store.append(self.token_ids, self.num_tokens, num_sampled, **arguments)
+        arguments = {**indices, **drafts, **self._config.ngram.limit_arguments}
+        store.propose(self.token_ids, self.num_tokens, num_sampled, **arguments)
 
     def merge(self, outputs: StepOutputs, neural: NeuralDrafts, views: BatchViews) -> StepOutputs:
         """Chooses between n-gram drafts and neural drafts for each request."""
