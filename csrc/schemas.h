@@ -14,10 +14,8 @@
   X(ngram_index_step_)            \
   X(ngram_index_append_)          \
   X(ngram_index_reset_)           \
-  X(ngram_store_step_)            \
-  X(ngram_store_finish_)          \
-  X(device_store_append_)         \
-  X(device_store_propose_)        \
+  X(store_append_)                \
+  X(store_propose_)               \
   X(merge_drafts_)                \
   X(prepare_next_token_ids)       \
   X(prepare_inputs_padded)        \
@@ -67,20 +65,14 @@ inline constexpr const char* kSchemas[] = {
 
     "ngram_index_reset_(Tensor(a!) index, Tensor slot_indices) -> ()",
 
-    "ngram_store_step_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, Tensor(a!) store, *, "
-    "Tensor? row_indices=None, Tensor? slot_indices=None, Tensor? scopes=None, Tensor(b!) draft_token_ids, "
-    "Tensor(c!) num_draft_tokens, Tensor(d!) match_len, Tensor(e!) draft_costs, SymInt max_len=9223372036854775807, "
-    "Tensor costs, SymInt cost_limit=40, bool fill=False, Tensor? token_logits=None) -> ()",
-
-    "ngram_store_finish_(Tensor(a!) store, Tensor slot_indices) -> ()",
-
-    "device_store_append_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
+    "store_append_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
     "Tensor? slot_indices=None, Tensor? scopes=None, Tensor(a!) slots, Tensor(b!) text, Tensor(c!) blocks, "
     "Tensor(d!) table, Tensor(e!) allocator, SymInt max_new, bool hold_back=True, Tensor(w!)? workspace=None) -> ()",
 
-    "device_store_propose_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
+    "store_propose_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
     "Tensor? scopes=None, Tensor text, Tensor blocks, Tensor table, Tensor(a!) draft_token_ids, "
-    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, SymInt max_len=9223372036854775807, bool fill=False) -> ()",
+    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, Tensor(d!) agreement, SymInt max_len=9223372036854775807, "
+    "SymInt vocab_size=2147483647, bool fill=False) -> ()",
 
     "merge_drafts_(Tensor neural_draft_token_ids, Tensor ngram_draft_token_ids, Tensor num_ngram_draft_tokens, "
     "Tensor match_len, *, Tensor? num_neural_draft_tokens=None, Tensor? draft_costs=None, "

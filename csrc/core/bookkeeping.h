@@ -9,8 +9,6 @@ namespace ngram_npu {
 
 // prepare_next_token_ids: each request's newest token. Contract: docs/ops/prepare_next_token_ids.md.
 
-NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
-
 // Number of valid tokens before the first invalid token. A rejection sampler writes -1 for rejected tokens.
 template <class Tokens>
 NGRAM_FN int64_t count_valid_prefix(const Tokens& sampled_tokens, int64_t width, int64_t vocab_size) {

@@ -91,6 +91,8 @@ NGRAM_FN T larger(T a, T b) {
   return a < b ? b : a;
 }
 
+NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
+
 // Two's complement addition and subtraction, which wrap on overflow.
 NGRAM_FN int32_t wrap_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));

@@ -1,5 +1,5 @@
 // The cost of a draft token in 1/16 bit, and the expected number of accepted tokens computed from the costs. The index
-// (with outcome bytes), the store and merge_drafts_ use these functions. Definition: docs/ops/ngram_index_propose.md,
+// (with outcome bytes) and merge_drafts_ use these functions. Definition: docs/ops/ngram_index_propose.md,
 // "Cost" and "Token logits".
 #pragma once
 
@@ -78,7 +78,7 @@ struct AcceptanceProbabilities {
 };
 
 // The expected number of accepted tokens among the first `count` tokens of a draft, in 65536ths. Definition:
-// docs/ops/ngram_store_step.md, "Choice".
+// docs/ops/merge_drafts.md.
 template <class Costs>
 NGRAM_FN uint32_t expected_accepted_tokens(const AcceptanceProbabilities& probabilities, const Costs& costs,
                                            int64_t count) {

@@ -1,11 +1,10 @@
-// Drafts tokens for a batch: looks up n-grams in the index or by a scan, truncates drafts by cost, queries the store,
+// Drafts tokens for a batch: looks up n-grams in the index or by a scan, truncates drafts by cost,
 // fills the remaining positions and writes the outputs. Groups of rows are processed together to overlap cache misses.
 #pragma once
 
-#include "cpu/host_drafting.h"
+#include "core/drafting.h"
 #include "cpu/machine.h"
 #include "cpu/ngram_index_arena.h"
-#include "cpu/ngram_store_drafter.h"
 
 namespace ngram_npu::cpu {
 
@@ -36,9 +35,8 @@ struct Request {
 template <class Params, UpdatedRow (*kUpdateRow)(const Params& p, int64_t i)>
 class Drafter {
  public:
-  explicit Drafter(const Params& params) : Drafter(params, {}, 0, {}, {}) {}
-  Drafter(const Params& params, const IndexAccess& index, int64_t catch_up_tokens, const LadderOptions& ladder,
-          const StoreLookup& store)
+  explicit Drafter(const Params& params) : Drafter(params, {}, 0, {}) {}
+  Drafter(const Params& params, const IndexAccess& index, int64_t catch_up_tokens, const LadderOptions& ladder)
       : p_(params),
         index_(index),
         ladder_(ladder),
@@ -46,16 +44,12 @@ class Drafter {
         operations_(index_operations()),
         find_match_(get_find_match()),
         readable_words_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
-        store_drafter_(store),
-        scopes_(store.scopes),
-        prompt_scopes_(store.prompt_scopes),
-        has_prompt_scope_(store.has_prompt_scope),
         catch_up_budget_(catch_up_tokens),
         is_index_usable_(open_arena(index.words, index.num_words, &arena_) &&
                          (ladder.enabled || p_.lookup.max_n - p_.lookup.min_n < kMaxLevels)) {}
 
   void run() {
-    if (index_.words == nullptr && !store_drafter_) {
+    if (index_.words == nullptr) {
       const int64_t tokens = count_tokens_to_read(p_.token_ids, p_.num_tokens, p_.row_indices, p_.batch);
       for_each_row(p_.executor, p_.batch, tokens, [&](int64_t i) { scan_request(i); });
       return;
@@ -81,7 +75,7 @@ class Drafter {
 
   void scan_request(int64_t i) {
     const UpdatedRow row = kUpdateRow(p_, i);
-    draft(i, row, can_look_up(row) ? LookupMethod::kScan : LookupMethod::kNone, nullptr, nullptr, nullptr);
+    draft(i, row, can_look_up(row) ? LookupMethod::kScan : LookupMethod::kNone, nullptr);
   }
 
   void process_group(int64_t first, int64_t size) {
@@ -100,28 +94,10 @@ class Drafter {
       if (request.method == LookupMethod::kIndex) ++num_queries;
     }
     if (num_queries > 0) operations_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
-    StoreQuery store_queries[kQueryGroup], prompt_queries[kQueryGroup];
-    const bool has_prompt_queries = store_drafter_ && has_prompt_scope_ != nullptr;
-    if (store_drafter_) look_up_in_store(requests, first, size, scopes_, nullptr, store_queries);
-    if (has_prompt_queries) look_up_in_store(requests, first, size, prompt_scopes_, has_prompt_scope_, prompt_queries);
     for (int64_t i = 0; i < size; ++i) {
       const Request& request = requests[i];
-      draft(first + i, request.row, finish_query(request, queries), &queries[request.query],
-            store_drafter_ ? &store_queries[i] : nullptr, has_prompt_queries ? &prompt_queries[i] : nullptr);
+      draft(first + i, request.row, finish_query(request, queries), &queries[request.query]);
     }
-  }
-
-  // Looks up a group of requests in their scopes. `has_scope` [B] selects requests; null: all of them.
-  void look_up_in_store(const Request* requests, int64_t first, int64_t size, const IndexArray& scopes,
-                        const uint8_t* has_scope, StoreQuery* queries) const {
-    for (int64_t i = 0; i < size; ++i) {
-      const UpdatedRow& row = requests[i].row;
-      const bool is_queried = row.should_draft && row.length >= 1 && row.length <= p_.token_ids.capacity &&
-                              (has_scope == nullptr || has_scope[first + i] != 0);
-      const auto scope = static_cast<uint64_t>(scope_of(scopes, first + i));
-      queries[i].row = {is_queried ? row_tokens(row) : nullptr, row.length, scope};
-    }
-    store_drafter_.look_up(queries, size);
   }
 
   // Prefetches the slot of request i and the tokens around the end of its row.
@@ -196,10 +172,8 @@ class Drafter {
     return query.has_memory ? LookupMethod::kIndex : LookupMethod::kScan;
   }
 
-  // Writes the outputs of request i. If `store_query` is null, there is no store; if `prompt_query` is null, no request
-  // has a prompt scope.
-  void draft(int64_t i, const UpdatedRow& row, LookupMethod method, const IndexQuery* query,
-             const StoreQuery* store_query, const StoreQuery* prompt_query) {
+  // Writes the outputs of request i.
+  void draft(int64_t i, const UpdatedRow& row, LookupMethod method, const IndexQuery* query) {
     const int32_t* tokens = row_tokens(row);
     Match match{-1, 0};
     if (method != LookupMethod::kNone && draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0) {
@@ -216,19 +190,6 @@ class Drafter {
     } else if (p_.lookup.match_costs != nullptr) {
       const CostsByMatch match_costs{p_.lookup.match_costs, match.len};
       for (int64_t j = 0; j < count; ++j) costs[j] = match_costs[j];
-    }
-    StoreDraft store_draft, prompt_draft;
-    const StoreDraft* best = nullptr;
-    if (store_query != nullptr && store_drafter_.draft(*store_query, p_.lookup, costs, count, &store_draft))
-      best = &store_draft;
-    if (prompt_query != nullptr && store_drafter_.draft(*prompt_query, p_.lookup, best != nullptr ? best->costs : costs,
-                                                        best != nullptr ? best->count : count, &prompt_draft))
-      best = &prompt_draft;
-    if (best != nullptr) {
-      best->write_outputs(i, p_.lookup, row.padding_token, p_.draft_token_ids, p_.draft_costs);
-      p_.num_draft_tokens[i] = static_cast<int32_t>(best->count);
-      p_.match_len[i] = static_cast<int32_t>(best->match_len);
-      return;
     }
     const int64_t num_filled = count_filled_positions(match, row.length, count, p_.lookup);
     // A local copy, because the compiler assumes that writing an id may change p_.draft_token_ids.bytes.
@@ -287,9 +248,6 @@ class Drafter {
   const IndexOperations& operations_;
   const FindMatch find_match_;
   const uint32_t readable_words_;
-  const StoreDrafter store_drafter_;
-  const IndexArray scopes_, prompt_scopes_;
-  const uint8_t* const has_prompt_scope_;  // null: no request has a prompt scope
   int64_t catch_up_budget_;
   Arena arena_;
   const bool is_index_usable_;

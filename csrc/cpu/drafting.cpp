@@ -1,11 +1,9 @@
-// CPU kernels of the drafting operators, which the operator implementations (api/drafting.h) call, and the C entry
-// points ngram_npu_cpu_draft and ngram_npu_cpu_insert_tokens for drafting on the host.
+// CPU kernels of the drafting operators, which the operator implementations (api/drafting.h) call.
 #include "core/drafting.h"
 
 #include <cstring>
 
 #include "cpu/drafter.h"
-#include "cpu/host_drafting.h"
 
 namespace ngram_npu::cpu {
 namespace {
@@ -116,30 +114,18 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_step_(const NgramStepParams* params
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const NgramIndexProposeParams* params, void*) {
   const NgramIndexProposeParams& p = *params;
-  cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder, {}).run();
-  return kOk;
-}
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const DraftParams* params) {
-  const NgramIndexProposeParams& p = params->index_propose;
-  cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder, params->store).run();
+  cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder).run();
   return kOk;
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const NgramIndexStepParams* params, void*) {
   const NgramIndexStepParams& p = *params;
-  cpu::StepDrafter(p.step, p.index, p.catch_up_tokens, p.ladder, {}).run();
+  cpu::StepDrafter(p.step, p.index, p.catch_up_tokens, p.ladder).run();
   return kOk;
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
   index_rows(*params, -1);
-  return kOk;
-}
-
-int32_t ngram_npu_cpu_insert_tokens(const InsertParams* params) {
-  index_rows(params->index, params->catch_up_tokens);
-  cpu::insert_rows(params->store);
   return kOk;
 }
 

@@ -6,13 +6,17 @@ reference have in common.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from backends import FRONT_ENDS, Backend
 from ngram_npu import NgramConfig, NgramProposer
 from ops import reference
-from ops.reference.store import compute_promise, mix, update_counts
-from ops.specs.store import UNLIMITED, make_drafts, make_store
+from ops.reference.merging import compute_promise
+from ops.reference.store import mix
+from ops.specs.inputs import UNLIMITED
+from ops.specs.store import add_text, new_store
 
 
 @pytest.fixture(params=FRONT_ENDS, ids=lambda b: b.name)
@@ -128,75 +132,73 @@ def test_step_equals_hand_computed_step(step_case: tuple, advance: bool) -> None
 # The store.
 
 
-def run_store_step(
-    store: np.ndarray, row: list[int], num_sampled: int, scope: int
-) -> tuple[list[int], int]:
-    """Runs a step of a request in slot 0. Returns its draft and match length."""
-    drafts = make_drafts(1, 6)
-    reference.ngram_store_step_(
-        np.array([row], np.int32), np.array([len(row)], np.int32),
-        np.array([num_sampled], np.int32), store, None, None, np.array([scope]),
-        *drafts.values(), UNLIMITED, np.zeros((16, 56), np.uint8), 0,
+def draft_from_store(texts: list[list[int]], row: list[int], **options: Any) -> tuple[Any, ...]:
+    """Stores each text in a call of its own. Returns the row's draft, the length of its match, and
+    the agreement."""
+    store = new_store(16, 4096, 1)
+    for text in texts:
+        add_text(store, 0, np.array([0, *text], np.int32), options.get("stored_scope", 0))
+    ids = np.full((1, 6), -1, np.int32)
+    counts, agreement = np.zeros((2, 1), np.int32)
+    match_len = np.array([options.get("own_match", 0)], np.int32)
+    reference.store_propose_(
+        np.array([row], np.int32), np.array([len(row)], np.int32), np.array([1], np.int32),
+        scopes=np.array([options.get("scope", 0)]), text=store["text"], blocks=store["blocks"],
+        table=store["table"], draft_token_ids=ids, num_draft_tokens=counts, match_len=match_len,
+        agreement=agreement, vocab_size=options.get("vocab_size", 1000),
     )  # fmt: skip
-    ids, counts, match_len, _ = drafts.values()
-    return ids[0, : counts[0]].tolist(), int(match_len[0])
+    return ids[0, : counts[0]].tolist(), int(match_len[0]), int(agreement[0])
 
 
-def test_longest_ngram_of_the_scope_is_drafted() -> None:
-    store = make_store(1, 64, 8)
-    for text in ([3, 4, 20], [1, 2, 3, 4, 10]):
-        run_store_step(store, [0, *text], len(text), -1)
-        reference.ngram_store_finish_(store, np.array([0]))
-    for row, scope, expected in (
-        ([8, 1, 2, 3, 4], 0, ([], 0)),
-        ([8, 1, 2, 3, 4], -1, ([10], 4)),
-        ([8, 3, 4], -1, ([20], 2)),
-        ([8, 5], -1, ([], 0)),
-    ):
-        assert run_store_step(store, row, 1, scope) == expected
-
-
-def draft_after_outcomes(outcomes: str) -> str:
-    """Returns the token that is drafted after an n-gram. In earlier requests, the n-gram was
-    followed by the characters of ``outcomes``."""
-    store = make_store(1, 64, 8)
-    for outcome in outcomes:
-        run_store_step(store, [1, 7, ord(outcome)], 2, 0)
-        reference.ngram_store_finish_(store, np.array([0]))
-    draft, _ = run_store_step(store, [2, 7], 1, 0)
-    return chr(draft[0])
+EIGHT, SIXTEEN = [*range(50, 58)], [*range(50, 66)]
+OWN_DRAFT, SINGLE = -2, -1
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "expected"),
+    ("texts", "row", "options", "expected"),
     [
-        ("a", "a"),
-        ("ab", "a"),  # `wrong` is 1, not above `right` + 1
-        ("abb", "b"),
-        ("aab", "a"),
-        ("aabb", "a"),
-        ("aabbb", "b"),
-        ("aabbbaa", "a"),  # after the change to b, `wrong` begins at 1
-        ("aaaaabbcab", "a"),
-        ("abcabc", "c"),
+        ([[1, 2, 3, 4, 10]], [9, 1, 2, 3, 4], {}, ([10], 4, SINGLE)),
+        ([[4, 10], [3, 4, 20]], [9, 3, 4], {}, ([20], 2, SINGLE)),
+        ([[4, 20], [3, 4, 20]], [9, 3, 4], {}, ([20], 1, 1)),  # trusted, although shorter
+        ([[*EIGHT, 10]], [9, *EIGHT], {}, ([10], 8, SINGLE)),
+        ([[*EIGHT, 10]], [9, *EIGHT], {"own_match": 7}, ([10], 8, SINGLE)),
+        ([[*EIGHT, 10]], [9, *EIGHT], {"own_match": 8}, ([], 8, OWN_DRAFT)),
+        ([[*SIXTEEN, 10]], [9, *SIXTEEN], {"own_match": 15}, ([10], 16, SINGLE)),
+        ([[1, 2, 3, 4, 10]], [9, 1, 2, 3, 4], {"own_match": 1}, ([10], 4, SINGLE)),
+        ([[1, 2, 3, 4, 10]], [9, 1, 2, 3, 4], {"own_match": 2}, ([], 2, OWN_DRAFT)),
+        ([[4, 10, 11, 12], [4, 10, 11, 13]], [9, 4], {}, ([10, 11, 13], 1, 2)),
+        ([[4, 10, 11], [4, 10, 11, 13]], [9, 4], {}, ([10, 11, 13], 1, 2)),
+        ([[4, 10, 11, 12], [4, 10, 11]], [9, 4], {}, ([10, 11], 1, 2)),
+        ([[4, 10], [4, 20]], [9, 4], {}, ([20], 1, 0)),
+        ([[4, 10], [4, 20]], [9, 4], {"own_match": -5}, ([20], 1, 0)),
+        ([[*EIGHT, 10], [*EIGHT, 20]], [9, *EIGHT], {"own_match": 2}, ([], 2, OWN_DRAFT)),
+        ([[4, 10, 4, 20]], [9, 4], {}, ([20], 1, SINGLE)),  # both in one call
+        ([[4, 10, 1000, 11]], [9, 4], {}, ([10], 1, SINGLE)),
+        ([[4, 1000], [4, 10]], [9, 4], {}, ([10], 1, SINGLE)),  # second: an invalid next token
+        ([[4, 10], [4, 1000]], [9, 4], {}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 4], {"vocab_size": 0}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 5], {}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 4], {"scope": 7}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 4], {"scope": 7, "stored_scope": 7}, ([10], 1, SINGLE)),
+        ([[4, 10]], [9, 4], {"scope": -1, "stored_scope": -1}, ([], 0, OWN_DRAFT)),
     ],
-)
-def test_entry_predicts_token_of_majority(outcomes: str, expected: str) -> None:
-    assert draft_after_outcomes(outcomes) == expected
+)  # fmt: skip
+def test_store_drafts_the_longest_trusted_ngram(
+    texts: list[list[int]], row: list[int], options: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    assert draft_from_store(texts, row, **options) == expected
 
 
-def test_entry_changes_after_seventeen_other_outcomes() -> None:
-    rng = np.random.default_rng(4)
-    for _ in range(10):
-        first_outcomes = "".join(rng.choice(list("ab"), int(rng.integers(1, 60)), p=[0.9, 0.1]))
-        assert draft_after_outcomes(first_outcomes + "c" * 17) == "c"
-    assert draft_after_outcomes("a" * 16 + "c" * 16) == "a"
-
-
-def test_counts_of_entry_are_halved_at_maximum() -> None:
-    assert update_counts(15, 9, True) == (8, 4, True)
-    assert update_counts(15, 15, False) == (7, 8, False)
-    assert update_counts(14, 15, False) == (0, 1, True)
+def test_row_that_returns_to_a_slot_is_not_stored_twice() -> None:
+    for hold_back in (False, True):
+        store, tokens = new_store(16, 64, 2), np.arange(100, 140, dtype=np.int32)[None]
+        for length, slot in ((10, 0), (12, 0), (14, 1), (16, 1), (18, 0), (20, 0), (22, 0)):
+            reference.store_append_(
+                tokens, np.array([length], np.int32), np.array([2], np.int32), **store,
+                slot_indices=np.array([slot]), max_new=64, hold_back=hold_back,
+            )  # fmt: skip
+        stored = store["text"][store["text"] > 0].tolist()
+        assert len(stored) == len(set(stored)) > 0
 
 
 def test_hash_and_promise_equal_values_of_contract() -> None:

@@ -1,7 +1,6 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`, without torch.
 #include "api/bookkeeping.h"
 #include "api/correction.h"
-#include "api/device_store.h"
 #include "api/drafting.h"
 #include "api/merging.h"
 #include "api/numpy/numpy_call.h"
@@ -46,8 +45,6 @@ PYBIND11_MODULE(_C, m) {
   define_operators(m);
   define_index_tools(m);
   define_row_tools(m);  // finding the requests of rows, packing rows for copies to a device
-  define_store_tools(m);
-  define_stream_drafter(m);  // drafting on the host in the order of a device's stream
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ngram_npu.ops import device_store_append_, device_store_propose_, workspace_size
+from ngram_npu.ops import store_append_, store_propose_, workspace_size
 from ngram_npu.store import file as store_file
 from ngram_npu.store.device_store_integrity import check_contents
 from ngram_npu.store.device_store_layout import (
@@ -142,7 +142,7 @@ class DeviceStoreStatistics:
 
 
 class DeviceStore(TextStore):
-    """The memory of the operators ``device_store_append_`` and ``device_store_propose_``.
+    """The memory of the operators ``store_append_`` and ``store_propose_``.
 
     The text is in a ring of blocks of 256 tokens, each with the text of one request. Block numbers
     increase up to 2**23, and new blocks replace the oldest. Per token of capacity, the store takes
@@ -206,7 +206,7 @@ class DeviceStore(TextStore):
         self.blocks = zeros(num_blocks, HEAD_WORDS)
         self.table = zeros(len(SIZES), num_columns)
         self.allocator = zeros(2)
-        self._workspace = zeros(workspace_size("device_store_append_", max_batch))
+        self._workspace = zeros(workspace_size("store_append_", max_batch))
         self._snapshot = torch.zeros_like(self.blocks), torch.zeros_like(self.text)
         self._max_number = 1
         """Upper bound of the next block number."""
@@ -301,7 +301,7 @@ class DeviceStore(TextStore):
     def append(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
     ) -> None:
-        """Calls ``device_store_append_``.
+        """Calls ``store_append_``.
 
         Args:
             token_ids: the rows after the step.
@@ -310,7 +310,7 @@ class DeviceStore(TextStore):
             arguments: the other arguments of the operator, except the tensors of the store.
         """
         with self._mutex:
-            device_store_append_(
+            store_append_(
                 token_ids,
                 num_tokens,
                 num_sampled,
@@ -326,8 +326,8 @@ class DeviceStore(TextStore):
     def propose(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
     ) -> None:
-        """Calls ``device_store_propose_``. The arguments are chosen as in :meth:`append`."""
-        device_store_propose_(
+        """Calls ``store_propose_``. The arguments are chosen as in :meth:`append`."""
+        store_propose_(
             token_ids,
             num_tokens,
             num_sampled,

@@ -37,14 +37,14 @@ from ngram_npu.tensors import (
     operators_for,
 )
 
-BLOCK_TOKENS = _C.STORE_BLOCK_TOKENS
+BLOCK_TOKENS = 256
 
 Kind = Literal["numpy", "torch"]
 Visibility = Literal["live", "finish"]
 VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
 """Indexed by the code in a store's header."""
 
-_MIN_SLOT_TOKENS = _C.STORE_MIN_BLOCKS_PER_SLOT * BLOCK_TOKENS
+_MIN_SLOT_TOKENS = 4 * BLOCK_TOKENS
 # A line is a bucket of the hash table whose entries find n-grams in the text. It has eight entries:
 # two for each token of the capacity.
 _TOKENS_PER_LINE = 4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 from ops.reference.bookkeeping import Array, row_of
-from ops.reference.store import compute_promise
 from ops.schema import Arguments, reference_operator
 
 __all__ = [
@@ -12,6 +13,11 @@ __all__ = [
 ]
 
 UNIT = 65536
+CHANCES = list(accumulate(range(255), lambda chance, _: chance * 62757 // UNIT, initial=UNIT))
+
+
+def compute_promise(costs: list[int]) -> int:
+    return sum(CHANCES[c] for c in accumulate(costs) if c < 256)
 
 
 def update_mean(mean: int, accepted: int) -> int:
