@@ -5,6 +5,7 @@
 #include "api/correction.h"
 #include "api/drafting.h"
 #include "api/merging.h"
+#include "api/store.h"
 #include "api/torch/torch_call.h"
 #include "schemas.h"
 
