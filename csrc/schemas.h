@@ -1,92 +1,25 @@
-// The API: the schema of every operator, which torch (api/torch/library.cpp) and numpy (api/numpy/module.cpp) share.
+// The API: every operator's schema, with the checks of its arguments and the members of its kernel's parameters that
+// get them. torch (api/torch) and numpy (api/numpy) interpret the same table (api/operator.h explains its words).
 // docs/ops contains the operators' contracts.
 //
 // Arguments after `*` are keyword-only in torch. The numpy functions have the same names and defaults, and also accept
-// all arguments by position.
+// all arguments by position. `(a!)` marks a tensor that the operator writes.
 #pragma once
 
 #include "api/operator.h"
 #include "core/bookkeeping.h"
 #include "core/correction.h"
+#include "core/drafting.h"
 #include "core/merging.h"
-
-// NGRAM_NPU_OPERATORS(X) calls X(op) for each operator. The implementations are in csrc/api.
-#define NGRAM_NPU_OLD_OPERATORS(X) \
-  X(ngram_propose)                 \
-  X(ngram_propose_)                \
-  X(ngram_step_)                   \
-  X(ngram_index_propose_)          \
-  X(ngram_index_step_)             \
-  X(ngram_index_append_)           \
-  X(ngram_index_reset_)            \
-  X(ngram_store_step_)             \
-  X(ngram_store_finish_)           \
-  X(device_store_append_)          \
-  X(device_store_propose_)         \
-  X(gather_sampled_tokens_)
-
-namespace ngram_npu {
-
-inline constexpr const char* kSchemas[] = {
-    "ngram_propose(Tensor token_ids, Tensor num_tokens, *, Tensor? row_indices=None, Tensor? num_sampled=None, "
-    "SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, "
-    "Tensor? match_costs=None, SymInt cost_limit=40, bool fill=False) -> "
-    "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
-
-    "ngram_propose_(Tensor token_ids, Tensor num_tokens, *, Tensor? row_indices=None, Tensor? num_sampled=None, "
-    "SymInt min_n, SymInt max_n, int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, "
-    "Tensor? match_costs=None, SymInt cost_limit=40, bool fill=False, Tensor(a!) draft_token_ids, "
-    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, Tensor(d!)? draft_costs=None, "
-    "Tensor(w!)? workspace=None) -> ()",
-
-    "ngram_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, *, Tensor? discard=None, "
-    "Tensor? row_indices=None, bool advance=True, SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, "
-    "int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, Tensor? match_costs=None, "
-    "SymInt cost_limit=40, bool fill=False, Tensor(d!)? draft_costs=None, Tensor(w!)? workspace=None) -> "
-    "(Tensor next_token_ids, Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
-
-    "ngram_index_propose_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
-    "Tensor? slot_indices=None, Tensor? num_sampled=None, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, "
-    "bool overlap=False, SymInt max_len=9223372036854775807, bool ladder=False, Tensor? costs=None, "
-    "SymInt cost_limit=40, Tensor(d!)? draft_costs=None, bool fill=False, Tensor? token_logits=None) -> "
-    "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
-
-    "ngram_index_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor(c!) index, *, "
-    "Tensor? discard=None, Tensor? row_indices=None, Tensor? slot_indices=None, bool advance=True, "
-    "SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, "
-    "SymInt max_len=9223372036854775807, bool ladder=False, Tensor? costs=None, SymInt cost_limit=40, "
-    "Tensor(d!)? draft_costs=None, bool fill=False, Tensor? token_logits=None) -> (Tensor next_token_ids, "
-    "Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
-
-    "ngram_index_append_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
-    "Tensor? slot_indices=None, SymInt min_n, SymInt max_n, int match_policy=0, bool ladder=False, "
-    "bool outcomes=False) -> ()",
-
-    "ngram_index_reset_(Tensor(a!) index, Tensor slot_indices) -> ()",
-
-    "ngram_store_step_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, Tensor(a!) store, *, "
-    "Tensor? row_indices=None, Tensor? slot_indices=None, Tensor? scopes=None, Tensor(b!) draft_token_ids, "
-    "Tensor(c!) num_draft_tokens, Tensor(d!) match_len, Tensor(e!) draft_costs, SymInt max_len=9223372036854775807, "
-    "Tensor costs, SymInt cost_limit=40, bool fill=False, Tensor? token_logits=None) -> ()",
-
-    "ngram_store_finish_(Tensor(a!) store, Tensor slot_indices) -> ()",
-
-    "device_store_append_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
-    "Tensor? slot_indices=None, Tensor? scopes=None, Tensor(a!) slots, Tensor(b!) text, Tensor(c!) blocks, "
-    "Tensor(d!) table, Tensor(e!) allocator, SymInt max_new, bool hold_back=True, Tensor(w!)? workspace=None) -> ()",
-
-    "device_store_propose_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
-    "Tensor? scopes=None, Tensor text, Tensor blocks, Tensor table, Tensor(a!) draft_token_ids, "
-    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, SymInt max_len=9223372036854775807, bool fill=False) -> ()",
-
-    "gather_sampled_tokens_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
-    "Tensor(a!) sampled_tokens) -> ()",
-};
-
-}  // namespace ngram_npu
+#include "core/store.h"
 
 // NGRAM_NPU_OPERATORS(X) calls X(op, kernel) for each operator.
 #define NGRAM_NPU_OPERATORS(X)                                  \
+  X(ngram_propose, ngram_propose)                               \
+  X(ngram_propose_, ngram_propose)                              \
+  X(ngram_step_, ngram_step_)                                   \
+  X(store_append_, store_append_)                               \
+  X(store_propose_, store_propose_)                             \
   X(merge_drafts_, merge_drafts_)                               \
   X(prepare_next_token_ids, prepare_next_token_ids)             \
   X(prepare_inputs_padded, prepare_inputs_padded)               \
@@ -102,6 +35,138 @@ using namespace api;  // NOLINT: the words of the tables
 
 #define FIELD NGRAM_NPU_FIELD
 
+struct ngram_propose : OperatorTable<NgramProposeParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor token_ids", kInt32, {R, S}, FIELD(token_ids)},
+      {"Tensor num_tokens", kInt32, {R}, FIELD(num_tokens)},
+      {"*"},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"Tensor? num_sampled=None", kInt32, {B}, FIELD(num_sampled)},
+      {"SymInt min_n", FIELD(lookup.min_n)},
+      {"SymInt max_n", {1, kMaxNgram}, FIELD(lookup.max_n)},
+      {"SymInt k", k},
+      {"int match_policy=0", {kEarliest, kLatest}, FIELD(lookup.match_policy)},
+      {"bool overlap=False", FIELD(lookup.overlap)},
+      {"SymInt max_len=9223372036854775807", FIELD(lookup.max_len)},
+      {"SymInt vocab_size=2147483647", FIELD(lookup.vocab_size)},
+      {"bool fill=False", FIELD(lookup.fill)},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {k, {0, kMaxDraftTokens}, FIELD(lookup.k)}};
+  static constexpr Result kResults[] = {
+      {"draft_token_ids", {B, k}, FIELD(draft_token_ids)},
+      {"num_draft_tokens", {B}, FIELD(num_draft_tokens)},
+      {"match_len", {B}, FIELD(match_len)},
+  };
+  static constexpr Field kExecutor = FIELD(executor), kWorkspace = FIELD(workspace);
+  static bool complete(const Call& call, Params& p);
+};
+
+struct ngram_propose_ : OperatorTable<NgramProposeParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor token_ids", kInt32, {R, S}, FIELD(token_ids)},
+      {"Tensor num_tokens", kInt32, {R}, FIELD(num_tokens)},
+      {"*"},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"Tensor? num_sampled=None", kInt32, {B}, FIELD(num_sampled)},
+      {"SymInt min_n", FIELD(lookup.min_n)},
+      {"SymInt max_n", {1, kMaxNgram}, FIELD(lookup.max_n)},
+      {"int match_policy=0", {kEarliest, kLatest}, FIELD(lookup.match_policy)},
+      {"bool overlap=False", FIELD(lookup.overlap)},
+      {"SymInt max_len=9223372036854775807", FIELD(lookup.max_len)},
+      {"SymInt vocab_size=2147483647", FIELD(lookup.vocab_size)},
+      {"bool fill=False", FIELD(lookup.fill)},
+      {"Tensor(a!) draft_token_ids", kInt32OrInt64, {B, k}, FIELD(draft_token_ids)},
+      {"Tensor(b!) num_draft_tokens", kInt32, {B}, FIELD(num_draft_tokens)},
+      {"Tensor(c!) match_len", kInt32, {B}, FIELD(match_len)},
+      {"Tensor(w!)? workspace=None", kInt32, {W}, {}},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {k, {0, kMaxDraftTokens}, FIELD(lookup.k)}};
+  static constexpr Field kExecutor = FIELD(executor), kWorkspace = FIELD(workspace);
+  static int64_t count_workspace_words(int64_t batch) { return lookup_workspace_words(batch); }
+  static bool complete(const Call& call, Params& p);
+};
+
+struct ngram_step_ : OperatorTable<NgramStepParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor(a!) token_ids", kInt32, {R, S}, FIELD(token_ids)},
+      {"Tensor(b!) num_tokens", kInt32, {R}, FIELD(num_tokens)},
+      {"Tensor sampled_token_ids", kInt32, {B, M}, FIELD(sampled_token_ids)},
+      {"*"},
+      {"Tensor? discard=None", kBool, {B}, FIELD(discard)},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"bool advance=True", FIELD(advance)},
+      {"SymInt vocab_size=2147483647", FIELD(lookup.vocab_size)},
+      {"SymInt min_n", FIELD(lookup.min_n)},
+      {"SymInt max_n", {1, kMaxNgram}, FIELD(lookup.max_n)},
+      {"SymInt k", k},
+      {"int match_policy=0", {kEarliest, kLatest}, FIELD(lookup.match_policy)},
+      {"bool overlap=False", FIELD(lookup.overlap)},
+      {"SymInt max_len=9223372036854775807", FIELD(lookup.max_len)},
+      {"bool fill=False", FIELD(lookup.fill)},
+      {"Tensor(w!)? workspace=None", kInt32, {W}, {}},
+  };
+  static constexpr Size kSizes[] = {
+      {B, FIELD(batch)}, {M, {1, kMaxSampledWidth}}, {k, {0, kMaxDraftTokens}, FIELD(lookup.k)}};
+  static constexpr Result kResults[] = {
+      {"next_token_ids", {B}, FIELD(next_token_ids)},
+      {"num_sampled", {B}, FIELD(num_sampled)},
+      {"draft_token_ids", {B, k}, FIELD(draft_token_ids)},
+      {"num_draft_tokens", {B}, FIELD(num_draft_tokens)},
+      {"match_len", {B}, FIELD(match_len)},
+  };
+  static constexpr Field kExecutor = FIELD(executor), kWorkspace = FIELD(workspace);
+  static int64_t count_workspace_words(int64_t batch) { return lookup_workspace_words(batch); }
+  static bool complete(const Call& call, Params& p);
+};
+
+struct store_append_ : OperatorTable<StoreAppendParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor token_ids", kInt32, {R, S}, FIELD(token_ids)},
+      {"Tensor num_tokens", kInt32, {R}, FIELD(num_tokens)},
+      {"Tensor num_sampled", kInt32, {B}, FIELD(num_sampled)},
+      {"*"},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"Tensor? slot_indices=None", kInt32OrInt64, {B}, FIELD(slot_indices)},
+      {"Tensor? scopes=None", kInt32OrInt64, {B}, FIELD(scopes)},
+      {"Tensor(a!) slots", kInt32, {G, store::kSlotWords}, FIELD(slots)},
+      {"Tensor(b!) text", kInt32, {N, store::kBlockTokens}, FIELD(contents.text)},
+      {"Tensor(c!) blocks", kInt32, {N, store::kHeadWords}, FIELD(contents.blocks)},
+      {"Tensor(d!) table", kInt32, {store::kSizes, E}, FIELD(contents.table)},
+      {"Tensor(e!) allocator", kInt32, {store::kAllocatorWords}, FIELD(allocator)},
+      {"SymInt max_new", {1, INT32_MAX}, FIELD(max_new)},
+      {"bool hold_back=True", FIELD(hold_back)},
+      {"Tensor(w!)? workspace=None", kInt32, {W}, {}},
+  };
+  static constexpr Size kSizes[] = {{B, FIELD(batch)}, {N, {2, store::kMaxBlocks}}};
+  static constexpr Field kWorkspace = FIELD(workspace);
+  static int64_t count_workspace_words(int64_t batch) { return store_append_workspace_words(batch); }
+  static bool complete(const Call& call, Params& p);
+};
+
+struct store_propose_ : OperatorTable<StoreProposeParams> {
+  static constexpr Argument kArguments[] = {
+      {"Tensor token_ids", kInt32, {R, S}, FIELD(token_ids)},
+      {"Tensor num_tokens", kInt32, {R}, FIELD(num_tokens)},
+      {"Tensor num_sampled", kInt32, {B}, FIELD(num_sampled)},
+      {"*"},
+      {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
+      {"Tensor? scopes=None", kInt32OrInt64, {B}, FIELD(scopes)},
+      {"Tensor text", kInt32, {N, store::kBlockTokens}, FIELD(contents.text)},
+      {"Tensor blocks", kInt32, {N, store::kHeadWords}, FIELD(contents.blocks)},
+      {"Tensor table", kInt32, {store::kSizes, E}, FIELD(contents.table)},
+      {"Tensor(a!) draft_token_ids", kInt32OrInt64, {B, k}, FIELD(draft_token_ids)},
+      {"Tensor(b!) num_draft_tokens", kInt32, {B}, FIELD(num_draft_tokens)},
+      {"Tensor(c!) match_len", kInt32, {B}, FIELD(match_len)},
+      {"Tensor(d!) agreement", kInt32, {B}, FIELD(agreement)},
+      {"SymInt max_len=9223372036854775807", FIELD(max_len)},
+      {"SymInt vocab_size=2147483647", FIELD(vocab_size)},
+      {"bool fill=False", FIELD(fill)},
+  };
+  static constexpr Size kSizes[] = {
+      {B, FIELD(batch)}, {N, {2, store::kMaxBlocks}}, {k, {0, kMaxDraftTokens}, FIELD(k)}};
+  static bool complete(const Call& call, Params& p);
+};
+
 struct merge_drafts_ : OperatorTable<MergeDraftsParams> {
   static constexpr Argument kArguments[] = {
       {"Tensor neural_draft_token_ids", kInt32OrInt64, {B, W}, FIELD(neural_draft_token_ids)},
@@ -112,7 +177,6 @@ struct merge_drafts_ : OperatorTable<MergeDraftsParams> {
       {"Tensor? num_neural_draft_tokens=None", kInt32, {B}, FIELD(num_neural_draft_tokens)},
       {"Tensor? draft_costs=None", kUInt8, {B, k}, FIELD(draft_costs)},
       {"Tensor? neural_draft_costs=None", kUInt8, {B, W}, FIELD(neural_draft_costs)},
-      {"Tensor? match_costs=None", kUInt8, {kCostRows}, FIELD(match_costs)},
       {"Tensor? row_indices=None", kInt32OrInt64, {one_of(R)}, FIELD(row_indices)},
       {"Tensor? num_sampled=None", kInt32, {B}, FIELD(num_sampled)},
       {"Tensor? num_scheduled_drafts=None", kInt32, {B}, FIELD(num_scheduled_drafts)},
@@ -257,6 +321,7 @@ struct correct_spec_state_ : OperatorTable<CorrectSpecStateParams> {
       {S, FIELD(num_rows)},
   };
   static constexpr Field kWorkspace = FIELD(workspace);
+  static int64_t count_workspace_words(int64_t) { return kCorrectSpecStateWorkspaceWords; }
   static bool complete(const Call& call, Params& p);
 };
 

@@ -28,14 +28,7 @@ def read_schemas(text: str) -> list[str]:
         names = ", ".join(re.findall(r'\{"([^"]+)"', arguments))
         tensors = ", ".join(f"Tensor {name}" for name in re.findall(r'\{"(\w+)"', results))
         schemas.append(f"{op}({names}) -> ({tensors})")
-    return schemas + _read_old(text)
-
-
-def _read_old(text: str) -> list[str]:
-    _, _, text = text.partition("kSchemas[] = {")
-    strings = re.findall(r'"([^"]*)"(,?)', text.partition("};")[0])
-    joined = "".join(part + ("\n" if comma else "") for part, comma in strings)
-    return joined.splitlines()
+    return schemas
 
 
 def format_function(schema: str, document: str) -> str:

@@ -36,6 +36,41 @@ void write_tensor(char* params, const Field& field, const TensorView& view) {
   }
 }
 
+// The address range of a view, from its first element to one past its last element.
+struct Extent {
+  uintptr_t begin;
+  uintptr_t end;
+};
+
+int64_t row_bytes(const TensorView& view) { return (view.ndim == 2 ? view.sizes[1] : 1) * view.item_bytes; }
+
+Extent compute_extent(const TensorView& view) {
+  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  for (int32_t d = 0; d < view.ndim; ++d) {
+    if (view.sizes[d] == 0) return {begin, begin};
+  }
+  if (view.ndim == 0) return {begin, begin + static_cast<uintptr_t>(view.item_bytes)};
+  const int64_t last_row_offset = (view.sizes[0] - 1) * view.strides[0] * view.item_bytes;
+  return {begin, begin + static_cast<uintptr_t>(last_row_offset + row_bytes(view))};
+}
+
+// Whether two matrices are disjoint column slices of one buffer.
+bool are_interleaved(const TensorView& a, const TensorView& b) {
+  if (a.ndim != 2 || b.ndim != 2 || a.strides[0] * a.item_bytes != b.strides[0] * b.item_bytes) return false;
+  const int64_t pitch = a.strides[0] * a.item_bytes;
+  if (pitch <= 0) return false;
+  const auto difference = static_cast<int64_t>(reinterpret_cast<intptr_t>(b.data) - reinterpret_cast<intptr_t>(a.data));
+  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // offset of b's columns from a's
+  return offset >= row_bytes(a) && offset + row_bytes(b) <= pitch;
+}
+
+bool do_overlap(const TensorView& a, const TensorView& b) {
+  const Extent x = compute_extent(a);
+  const Extent y = compute_extent(b);
+  if (x.begin == x.end || y.begin == y.end || x.end <= y.begin || y.end <= x.begin) return false;
+  return !are_interleaved(a, b);
+}
+
 std::string format_shape(int64_t rows, int64_t columns) {
   return "shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
 }
@@ -70,7 +105,8 @@ void Call::bind_tensor(size_t argument, char* params) {
     return;
   }
   const TensorView& view = values_[argument].tensor;
-  check_tensor(view, entry.dtypes, shape.rank, schema.is_written ? kWrite : kRead);
+  if (first_ == nullptr) first_ = &view;
+  check_tensor(view, entry.dtypes, shape.rank, schema.is_written ? kWrite : kRead, *first_);
   for (int32_t d = 0; d < shape.rank; ++d) bind_letter(shape.dims[static_cast<size_t>(d)], view.sizes[d], argument, d);
   write_tensor(params, entry.field, view);
 }
@@ -78,7 +114,7 @@ void Call::bind_tensor(size_t argument, char* params) {
 void Call::bind_scalar(size_t argument, char* params) {
   const Argument& entry = *op_.arguments[argument].entry;
   const int64_t value = values_[argument].scalar;
-  check_scalar(op_.arguments[argument].name.c_str(), value, entry.range.min, entry.range.max);
+  check_scalar(op_.arguments[argument].name.c_str(), value, entry.range);
   if (entry.shape.rank > 0) bind_letter(entry.shape.dims[0], value, argument, 0);
   write_scalar(params, entry.field, value);
 }
@@ -95,7 +131,7 @@ void Call::check_sizes(char* params) const {
     const std::string& source = op_.arguments[letter.argument].name;
     const Range& range = limited.range;
     if (letter.is_bound && (letter.size < range.min || letter.size > range.max)) {
-      check_scalar((letter.dim == 1 ? source + " width" : source).c_str(), letter.size, range.min, range.max);
+      check_scalar((letter.dim == 1 ? source + " width" : source).c_str(), letter.size, range);
     }
     write_scalar(params, limited.field, letter.size);
   }
@@ -129,13 +165,29 @@ void Call::check_shape(size_t argument) const {
     if (rows == expected_rows && columns == expected_columns) return;
     fail(name, format_shape(expected_rows, expected_columns), format_shape(rows, columns));
   }
-  if (rows != expected_rows) fail(name, "size " + std::to_string(expected_rows), "size " + std::to_string(rows));
+  check_size(view, expected_rows);
   const Letter minimum = shape.dims[0].minimum;
   if (minimum != kNoLetter && rows < letters_[minimum].size) {
     fail(name,
          "size >= " + std::to_string(letters_[minimum].size) + " (size of " +
              op_.arguments[letters_[minimum].argument].name + ")",
          "size " + std::to_string(rows));
+  }
+}
+
+void Call::check_no_overlap() const {
+  for (size_t i = 0; i < op_.arguments.size(); ++i) {
+    if (!op_.arguments[i].is_written || !values_[i].is_present) continue;
+    const TensorView& view = values_[i].tensor;
+    if (view.ndim == 2 && view.sizes[0] > 1 && view.sizes[1] > 0 && view.strides[0] < view.sizes[1]) {
+      fail(view.name, "rows that do not overlap (the tensor is an output)",
+           "outer stride " + std::to_string(view.strides[0]));
+    }
+    for (size_t j = 0; j < op_.arguments.size(); ++j) {
+      if (j == i || !values_[j].is_present || !do_overlap(view, values_[j].tensor)) continue;
+      fail(view.name, "memory not shared with another argument (the tensor is an output)",
+           std::string("memory shared with ") + values_[j].tensor.name);
+    }
   }
 }
 

@@ -2,6 +2,9 @@
 // operator's table, writes them to the kernel's parameters, allocates the results, and runs the kernel.
 #pragma once
 
+#include <string_view>
+#include <vector>
+
 #include "api/arguments.h"
 
 namespace ngram_npu::api {
@@ -51,6 +54,7 @@ struct Operator {
   std::vector<Size> sizes;
   std::vector<Result> results;
   Field executor, workspace;
+  int64_t (*workspace_words)(int64_t batch);  // null: the operator has no argument `workspace`
   void (*call)(const Operator&, const Value* values, FrontEnd&);
 
   // Index of the argument, or the number of arguments if there is none with this name.
@@ -60,12 +64,18 @@ struct Operator {
 // All operators, in the order of schemas.h.
 const std::vector<Operator>& operators();
 
+// Number of words (int32) of workspace that are enough for an operator and a batch on any device; -1 if the operator
+// takes no workspace.
+int64_t workspace_words(std::string_view op, int64_t batch);
+
 class Call : public Arguments {
  public:
   Call(const Operator& op, const Value* values) : Arguments(op.name), op_(op), values_(values) {}
 
-  // Checks all arguments by the table and writes them to `params`. check_no_overlap() must follow.
+  // Checks all arguments by the table and writes them to `params`.
   void bind_arguments(void* params);
+  // Checks that no written tensor overlaps another argument and that its rows do not overlap each other.
+  void check_no_overlap() const;
   void run(void* params, bool has_work, FrontEnd& front_end) const;
 
   // For checks that the table cannot express.
@@ -94,6 +104,7 @@ class Call : public Arguments {
 
   const Operator& op_;
   const Value* values_;
+  const TensorView* first_ = nullptr;  // the first tensor
   BoundLetter letters_[kNumLetters];
 };
 

@@ -5,12 +5,9 @@
 
 #include <array>
 #include <cstddef>
-#include <initializer_list>
 #include <limits>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "core/lookup_rules.h"
 
@@ -171,7 +168,9 @@ struct OperatorTable {
   using Params = OperatorParams;
   static constexpr std::array<Result, 0> kResults{};
   static constexpr Field kExecutor{};   // the threads for a CPU kernel
-  static constexpr Field kWorkspace{};  // of a device kernel; the argument `workspace` is optional
+  static constexpr Field kWorkspace{};  // of a device kernel
+  // Of an operator with an argument `workspace`: the number of words (int32) that are enough for a batch on any device.
+  static constexpr int64_t (*count_workspace_words)(int64_t batch) = nullptr;
 
   // Checks what the table cannot express, and sets the members of Params that no entry of the table sets. Returns
   // whether the kernel has anything to do.

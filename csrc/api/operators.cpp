@@ -59,6 +59,7 @@ Operator make_operator(const char* name, const char* kernel) {
   op.sizes.assign(std::begin(Table::kSizes), std::end(Table::kSizes));
   op.executor = Table::kExecutor;
   op.workspace = Table::kWorkspace;
+  op.workspace_words = Table::count_workspace_words;
   op.call = call_operator<Table>;
   return op;
 }
@@ -72,12 +73,31 @@ const std::vector<Operator>& operators() {
   return all;
 }
 
+int64_t workspace_words(std::string_view op, int64_t batch) {
+  for (const Operator& other : operators()) {
+    if (op == other.name && other.workspace_words != nullptr) return other.workspace_words(batch);
+  }
+  return -1;
+}
+
 }  // namespace ngram_npu::api
 
 namespace ngram_npu::schemas {
 namespace {
 
 using api::Call;
+
+void check_lookup(const Call& call, const LookupOptions& lookup) {
+  call.check_scalar("min_n", lookup.min_n, {1, lookup.max_n});
+}
+
+// The columns of the store's table are found by a mask.
+void check_store_table(const Call& call) {
+  const int64_t columns = call.size(api::E);
+  if (columns < store::kEntryWords || (columns & (columns - 1)) != 0) {
+    call.fail("table", "a width of at least 2 that is a power of two", std::to_string(columns));
+  }
+}
 
 void check_counts(const Call& call, CorrectNumComputedTokensParams& p) {
   p.num_previous = smaller(call.size(api::C), smaller(call.size(api::P), call.size(api::Q)));
@@ -87,20 +107,45 @@ void check_counts(const Call& call, CorrectNumComputedTokensParams& p) {
 // store these products in 32 bits.
 void check_slots(const Call& call, ComputeSlotMappingParams& p) {
   const SlotLayout& layout = p.layout;
-  call.check_scalar("blocks_per_kv_block", layout.blocks_per_kv_block, 1, INT32_MAX / layout.block_size);
+  call.check_scalar("blocks_per_kv_block", layout.blocks_per_kv_block, {1, INT32_MAX / layout.block_size});
   const int64_t kv_block = layout.block_size * layout.blocks_per_kv_block;
-  call.check_scalar("cp_world", layout.cp_world, 1, INT32_MAX / kv_block);
-  call.check_scalar("cp_rank", layout.cp_rank, 0, layout.cp_world - 1);
-  call.check_scalar("cp_interleave", layout.cp_interleave, 1, INT32_MAX / layout.cp_world);
+  call.check_scalar("cp_world", layout.cp_world, {1, INT32_MAX / kv_block});
+  call.check_scalar("cp_rank", layout.cp_rank, {0, layout.cp_world - 1});
+  call.check_scalar("cp_interleave", layout.cp_interleave, {1, INT32_MAX / layout.cp_world});
   if (layout.cp_world > 1 && kv_block % layout.cp_interleave != 0) {
     call.fail("cp_interleave", "a divisor of " + std::to_string(kv_block) + " (block_size * blocks_per_kv_block)",
               std::to_string(layout.cp_interleave));
   }
   p.slot_bytes = static_cast<int32_t>(call.view("slot_mapping").item_bytes);
-  if (p.slot_bytes == 4) call.check_scalar("pad_id", p.pad_id, INT32_MIN, INT32_MAX);
+  if (p.slot_bytes == 4) call.check_scalar("pad_id", p.pad_id, {INT32_MIN, INT32_MAX});
 }
 
 }  // namespace
+
+bool ngram_propose::complete(const Call& call, NgramProposeParams& p) {
+  check_lookup(call, p.lookup);
+  return p.batch > 0;
+}
+
+bool ngram_propose_::complete(const Call& call, NgramProposeParams& p) {
+  check_lookup(call, p.lookup);
+  return p.batch > 0;
+}
+
+bool ngram_step_::complete(const Call& call, NgramStepParams& p) {
+  check_lookup(call, p.lookup);
+  return p.batch > 0;
+}
+
+bool store_append_::complete(const Call& call, StoreAppendParams& p) {
+  check_store_table(call);
+  return p.batch > 0;
+}
+
+bool store_propose_::complete(const Call& call, StoreProposeParams& p) {
+  check_store_table(call);
+  return p.batch > 0;
+}
 
 bool merge_drafts_::complete(const Call& call, MergeDraftsParams& p) {
   const api::TensorView& neural = call.view("neural_draft_token_ids");
@@ -108,9 +153,8 @@ bool merge_drafts_::complete(const Call& call, MergeDraftsParams& p) {
   p.token_bytes = static_cast<int32_t>(neural.item_bytes);
   call.check_at_most("neural_draft_token_ids", "width", p.neural_width, call.size(api::k),
                      "width of ngram_draft_token_ids");
-  if (call.has("draft_costs")) call.check_absent("match_costs", "draft_costs is given");
-  if (!call.has("draft_costs") && !call.has("match_costs")) {
-    constexpr const char* kNoCosts = "draft_costs and match_costs are both None";
+  if (!call.has("draft_costs")) {
+    constexpr const char* kNoCosts = "draft_costs is None";
     call.check_absent("neural_draft_costs", kNoCosts);
     call.check_at_most("threshold", "threshold", p.threshold, 0, kNoCosts);
   }

@@ -2,13 +2,13 @@
 //
 // pybind11 is not used to bind the arguments, because it creates and looks up a string for each keyword argument, which
 // takes longer than a short lookup. Here, names are first compared by address, because Python interns keyword names.
-#include "api/numpy/operators.h"
-
 #include <algorithm>
+#include <array>
 #include <deque>
 
 #include "api/call.h"
-#include "api/numpy/numpy_call.h"
+#include "api/numpy/arrays.h"
+#include "cpu/machine.h"
 #include "schemas.h"
 
 namespace ngram_npu::numpy {
@@ -130,33 +130,31 @@ BoundArguments bind_arguments(const Function& function, PyObject* const* values,
   return bound;
 }
 
-template <class T>
 int64_t convert_scalar(const Function& function, const OperatorArgument& argument, PyObject* value) {
-  py::detail::make_caster<T> caster;
-  if (!caster.load(value, true)) {
-    fail(function, argument.name + ": expected " + (argument.kind == OperatorArgument::kInt ? "int" : "bool") +
-                       ", got " + repr_of(value));
+  if (value == nullptr) return argument.default_value;
+  const bool is_int = argument.kind == OperatorArgument::kInt;
+  py::detail::make_caster<int64_t> integer;
+  py::detail::make_caster<bool> boolean;
+  if (!(is_int ? integer.load(value, true) : boolean.load(value, true))) {
+    fail(function, argument.name + ": expected " + (is_int ? "int" : "bool") + ", got " + repr_of(value));
   }
-  return py::detail::cast_op<T>(caster);
+  return is_int ? py::detail::cast_op<int64_t>(integer) : py::detail::cast_op<bool>(boolean);
 }
 
 py::object call_function(const Function& function, const BoundArguments& bound) {
   const auto& arguments = function.op->arguments;
-  NumpyCall call(function.op->name);
+  const api::Arguments call(function.op->name);
   std::array<api::Value, api::kMaxArguments> values;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].kind == OperatorArgument::kTensor) continue;
-    values[i].scalar = bound[i] == nullptr ? arguments[i].default_value
-                       : arguments[i].kind == OperatorArgument::kInt
-                           ? convert_scalar<int64_t>(function, arguments[i], bound[i])
-                           : convert_scalar<bool>(function, arguments[i], bound[i]);
+    values[i].scalar = convert_scalar(function, arguments[i], bound[i]);
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].kind != OperatorArgument::kTensor) continue;
-    const char* name = arguments[i].name.c_str();
-    if (arguments[i].is_optional && (bound[i] == nullptr || bound[i] == Py_None)) continue;
-    values[i].tensor = arguments[i].is_optional ? *call.view(name, py::reinterpret_borrow<py::object>(bound[i]))
-                                                : call.view(name, py::handle(bound[i]));
+    const bool is_optional = arguments[i].is_optional;
+    if (is_optional && (bound[i] == nullptr || bound[i] == Py_None)) continue;
+    values[i].tensor =
+        view_array(call, arguments[i].name.c_str(), bound[i], is_optional ? "a numpy array or None" : "a numpy array");
     values[i].is_present = true;
   }
   NumpyFrontEnd front_end(function);
@@ -186,7 +184,7 @@ PyObject* call_from_python(PyObject* self, PyObject* const* values, Py_ssize_t n
 
 }  // namespace
 
-void define_table_operators(py::module_& m) {
+void define_operators(py::module_& m) {
   static std::deque<Function> functions;
   for (const api::Operator& op : api::operators()) {
     Function& function = functions.emplace_back();
