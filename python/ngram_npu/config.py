@@ -17,7 +17,7 @@ import numpy.typing as npt
 import ngram_npu._C as _C
 from ngram_npu.draft_costs import Costs
 
-CONTRACT_VERSION = 11
+CONTRACT_VERSION = 12
 """Version of the operators' contract (docs/ops). CHANGELOG.md lists the changes."""
 
 MAX_NGRAM = _C.MAX_NGRAM
