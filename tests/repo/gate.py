@@ -1,7 +1,7 @@
 """Checks what no test of an operator reports: a missing OpSpec, document or kernel, and code in the
-file of another family. The operator's family is the name of the file in csrc/api that contains its
-body. In other layers, the operator is in a file with the family's name, or with its own name if its
-kernel is large.
+file of another family. The operator's family is the name of the file in csrc/core that contains its
+parameters. In other layers, the operator is in a file with the family's name, or with its own name
+if its kernel is large.
 
 `find_problems` checks a `Tree`, a plain description of the registrations and the files, so that
 tests can also check wrong trees.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from ops.specs import OpSpec
 
@@ -35,8 +36,6 @@ class Tree:
     documents: dict[str, str]
     pages: dict[str, str]
     """Text of the pages that must name every operator: docs/README.md, CHANGELOG.md."""
-    bodies: dict[str, str]
-    """Source text of csrc/api/*.h, by family."""
 
 
 def find_problems(tree: Tree) -> list[str]:
@@ -76,20 +75,18 @@ def _check_operator(tree: Tree, name: str, spec: OpSpec) -> list[str]:
 
 
 def _check_family(tree: Tree, spec: OpSpec) -> list[str]:
-    """Finds the operator's body, and checks the code in files with the name of the body's file."""
-    for family, text in tree.bodies.items():
-        if re.search(rf"^(auto|void) {spec.name}\(", text, re.MULTILINE):
-            return _check_sources(tree, spec, family)
-    return ["has no body in csrc/api"]
+    """Finds the operator's parameters, and checks the code in files with the name of their file."""
+    params = "".join(word.title() for word in spec.kernel.rstrip("_").split("_")) + "Params"
+    for path, text in tree.sources.items():
+        if path.startswith("csrc/core/") and f"struct {params} {{" in text:
+            return _check_sources(tree, spec, PurePosixPath(path).stem)
+    return [f"no {params} in csrc/core"]
 
 
 def _check_sources(tree: Tree, spec: OpSpec, family: str) -> list[str]:
-    """Checks the parameters, the kernels and the OpSpec."""
+    """Checks the kernels, the reference and the OpSpec."""
     file = spec.kernel.rstrip("_")
     problems = []
-    params = "".join(word.title() for word in file.split("_")) + "Params"
-    if f"struct {params} {{" not in tree.sources.get(f"csrc/core/{family}.h", ""):
-        problems.append(f"no {params} in csrc/core/{family}.h")
     if spec.reference.__module__.rpartition(".")[2] != family:
         problems.append(f"its reference is not in tests/ops/reference/{family}.py")
     module = spec.make_samples.__module__.rpartition(".")[2]

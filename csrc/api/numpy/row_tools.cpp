@@ -1,64 +1,31 @@
-// numpy bindings for rows of a token buffer. RowRecognizer finds the request in each row, for the drafter of vLLM's V1
-// runner. pack_rows and join_spans pack rows for copies to the device, for AsyncSpecState.
-#include <algorithm>
+// numpy bindings of the functions that pack rows for copies to the device, for AsyncSpecState.
 #include <string>
 #include <vector>
 
-#include "api/numpy/numpy_call.h"
+#include "api/numpy/arrays.h"
 #include "cpu/row_packing.h"
-#include "cpu/row_recognizer.h"
 
 namespace ngram_npu::numpy {
 namespace {
 
-constexpr const char* kRecognizerName = "RowRecognizer";
-
-template <class T>
-py::array_t<T> make_array(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
-cpu::RowRecognizer make_recognizer(int64_t num_slots) {
-  api::Arguments(kRecognizerName).check_scalar("num_slots", num_slots, 0, INT32_MAX);
-  return cpu::RowRecognizer(num_slots);
-}
-
-// Assigns a slot to each row. Returns (slots [B] int32, indices of the rows with a new request, int64).
-py::tuple assign_slots(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_tokens, py::handle num_sampled) {
-  NumpyCall call(kRecognizerName);
-  const api::TensorView lengths = call.view("num_tokens", num_tokens);
-  const int32_t* num_tokens_data = call.check_int32s(lengths, api::kAnySize);
-  const int64_t batch = lengths.sizes[0];
-  const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
-  const auto rows = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
-  if (rows.rows < batch)
-    call.fail("token_ids", std::to_string(batch) + " rows or more", std::to_string(rows.rows) + " rows");
-  if (batch > self.num_slots()) {
-    call.fail("num_tokens", "at most " + std::to_string(self.num_slots()) + " items (the number of slots)",
-              std::to_string(batch));
-  }
-  py::array_t<int32_t> slots(batch);
-  const std::vector<int64_t> new_rows =
-      self.assign_slots(rows, num_tokens_data, num_sampled_data, batch, slots.mutable_data());
-  return py::make_tuple(std::move(slots), make_array(new_rows));
-}
-
-py::array_t<int32_t> free_absent_slots(cpu::RowRecognizer& self, int64_t steps) {
-  api::Arguments(kRecognizerName).check_scalar("steps", steps, 0, INT32_MAX);
-  return make_array(self.free_absent_slots(steps));
+// Checks a vector of this size (-1: any) and returns its properties.
+api::TensorView check_vector(const api::Arguments& call, const char* name, py::handle array, api::DTypes dtype,
+                             int64_t size = -1) {
+  const api::TensorView view = view_array(call, name, array);
+  call.check_tensor(view, dtype, 1, api::Arguments::kRead, view);
+  if (size >= 0) call.check_size(view, size);
+  return view;
 }
 
 // Packs the rows into chunks of 64 items for one copy to the device. Returns (destination chunk indices [C] int64,
 // chunks [C, 64] int32, number of chunks of rows [0, split), smallest item of the other rows). The first chunk of row i
 // has index first_chunks[i]; the row is padded to at least min_items[i] items.
 py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle min_items, int64_t split) {
-  NumpyCall call("pack_rows");
+  const api::Arguments call("pack_rows");
   const auto count = static_cast<int64_t>(rows.size());
-  const api::TensorView first_chunks_view = call.view("first_chunks", first_chunks),
-                        min_items_view = call.view("min_items", min_items);
-  call.check_vector(first_chunks_view, {api::DType::kInt64}, count, api::Arguments::kRead);
-  call.check_vector(min_items_view, {api::DType::kInt64}, count, api::Arguments::kRead);
-  call.check_scalar("split", split, 0, count);
+  const api::TensorView first_chunks_view = check_vector(call, "first_chunks", first_chunks, api::kInt64, count),
+                        min_items_view = check_vector(call, "min_items", min_items, api::kInt64, count);
+  call.check_scalar("split", split, {0, count});
   const auto* first_chunks_data = static_cast<const int64_t*>(first_chunks_view.data);
   const auto* min_items_data = static_cast<const int64_t*>(min_items_view.data);
 
@@ -66,11 +33,11 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
   int64_t num_chunks = 0, chunks_before_split = 0;
   for (int64_t i = 0; i < count; ++i) {
     const py::object row = rows[static_cast<size_t>(i)];
-    const api::TensorView view = call.view("rows", py::handle(row));
+    const api::TensorView view = view_array(call, "rows", row);
     if (view.ndim != 1 || view.dtype != api::DType::kInt32)
       call.fail("rows", "int32 vectors", "an array of another dtype or rank at index " + std::to_string(i));
-    call.check_scalar("rows item length", view.sizes[0], 0, INT32_MAX);
-    call.check_scalar("min_items", min_items_data[i], 0, INT32_MAX);
+    call.check_scalar("rows item length", view.sizes[0], {0, INT32_MAX});
+    call.check_scalar("min_items", min_items_data[i], {0, INT32_MAX});
     const int64_t stride = py::reinterpret_borrow<py::array>(row).strides(0);
     sources.push_back(
         {static_cast<const char*>(view.data), stride, view.sizes[0], min_items_data[i], first_chunks_data[i]});
@@ -85,17 +52,18 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
 
 // Concatenates items[begins[i] : begins[i] + counts[i]].
 py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle counts) {
-  NumpyCall call("join_spans");
-  const api::TensorView items_view = call.view("items", items), begins_view = call.view("begins", begins);
-  const int32_t* items_data = call.check_int32s(items_view, api::kAnySize);
-  call.check_vector(begins_view, {api::DType::kInt64}, -1, api::Arguments::kRead);
+  const api::Arguments call("join_spans");
+  const api::TensorView items_view = check_vector(call, "items", items, api::kInt32),
+                        begins_view = check_vector(call, "begins", begins, api::kInt64);
   const int64_t num_spans = begins_view.sizes[0];
+  const api::TensorView counts_view = check_vector(call, "counts", counts, api::kInt32, num_spans);
+  const auto* items_data = static_cast<const int32_t*>(items_view.data);
   const auto* begins_data = static_cast<const int64_t*>(begins_view.data);
-  const int32_t* counts_data = call.check_int32s(call.view("counts", counts), num_spans);
+  const auto* counts_data = static_cast<const int32_t*>(counts_view.data);
   int64_t total = 0;
   for (int64_t i = 0; i < num_spans; ++i) {
-    call.check_scalar("counts", counts_data[i], 0, items_view.sizes[0]);
-    call.check_scalar("begins", begins_data[i], 0, items_view.sizes[0] - counts_data[i]);
+    call.check_scalar("counts", counts_data[i], {0, items_view.sizes[0]});
+    call.check_scalar("begins", begins_data[i], {0, items_view.sizes[0] - counts_data[i]});
     total += counts_data[i];
   }
   py::array_t<int32_t> joined_items(total);
@@ -110,12 +78,6 @@ void define_row_tools(py::module_& m) {
   m.attr("CHUNK_ITEMS") = cpu::kChunkItems;
   m.def("pack_rows", pack_rows, arg("rows"), arg("first_chunks"), arg("min_items"), arg("split"));
   m.def("join_spans", join_spans, arg("items"), arg("begins"), arg("counts"));
-  py::class_<cpu::RowRecognizer>(m, kRecognizerName)
-      .def(py::init(&make_recognizer), arg("num_slots"))
-      .def("assign", &assign_slots, arg("token_ids"), arg("num_tokens"), arg("num_sampled"))
-      .def("free_absent_slots", &free_absent_slots, arg("steps"))
-      .def_property_readonly("row_slots", [](const cpu::RowRecognizer& self) { return make_array(self.row_slots()); })
-      .def("__copy__", [](const cpu::RowRecognizer& self) { return cpu::RowRecognizer(self); });
 }
 
 }  // namespace ngram_npu::numpy
