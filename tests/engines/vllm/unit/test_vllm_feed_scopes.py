@@ -12,7 +12,7 @@ import pytest
 from fake_engine import STORE, V2, Request, make_adapter, make_config
 from ngram_npu import scope_of
 from ngram_npu.engines.vllm.extension import StoreExtension
-from ngram_npu.engines.vllm.feed.scopes import compute_scope, fold_scope
+from ngram_npu.engines.vllm.scopes import compute_scope, fold_scope
 
 pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
 

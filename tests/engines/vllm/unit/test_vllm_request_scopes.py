@@ -14,7 +14,7 @@ import fake_engine
 import pytest
 from conftest import FakeVLLM
 from ngram_npu.engines.vllm import NgramProposer, plugin, request_scopes
-from ngram_npu.engines.vllm.feed.scopes import fold_scope
+from ngram_npu.engines.vllm.scopes import fold_scope
 from ngram_npu.engines.vllm.request_scopes import Rules
 
 PROCESSOR_SOURCE = """
