@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from ngram_npu.engines.vllm.drafter import Drafter, Drafts
+from ngram_npu.engines.vllm.drafter import Drafter
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.v1 import StockNgramProposer, to_matrix
+from ngram_npu.proposer import Drafts
 
 
 class AscendNgramProposer(StockNgramProposer):
@@ -72,8 +73,8 @@ def triton_ngram_spec_decode(
 
 
 def draft_newest_token(
-    drafts: Drafts, num_sampled: torch.Tensor, next_token_ids: torch.Tensor
-) -> Drafts:
+    drafts: Drafts[torch.Tensor], num_sampled: torch.Tensor, next_token_ids: torch.Tensor
+) -> Drafts[torch.Tensor]:
     """Drafts the newest token for each request that sampled tokens but has no draft."""
     is_empty = (drafts.num_draft_tokens == 0) & (num_sampled > 0)
     tokens = drafts.draft_token_ids

@@ -27,24 +27,11 @@ from ngram_npu.engines.vllm.scopes import find_scope
 from ngram_npu.engines.vllm.shared_store import SharedStore
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 from ngram_npu.ops import workspace_size
+from ngram_npu.proposer import Drafts
 from ngram_npu.store import Scope
 
 ATTRIBUTE = "ngram_npu"
 """Attribute of a runner's drafter or speculator that holds its :class:`Drafter`."""
-
-
-class Drafts(NamedTuple):
-    """Drafts of a step, as arrays or tensors. B is the number of requests."""
-
-    draft_token_ids: Any
-    """[B, k]: -1 behind a draft; padded drafts continue with the text that they follow, and then
-    with the request's newest token."""
-    num_draft_tokens: Any
-    """[B] int32, without padding."""
-    match_len: Any
-    """[B] int32, the length of the n-gram that the draft follows."""
-    agreement: Any = None
-    """[B] int32, as ``store_propose_`` writes it; None without a store."""
 
 
 class SampledStep(NamedTuple):
@@ -52,7 +39,7 @@ class SampledStep(NamedTuple):
 
     next_token_ids: torch.Tensor
     num_sampled: torch.Tensor
-    drafts: Drafts
+    drafts: Drafts[torch.Tensor]
 
 
 class Drafter:
@@ -154,8 +141,9 @@ class Drafter:
         scopes: Any = None,
         *,
         int64: bool = False,
-    ) -> Drafts:
-        """Drafts for rows that contain the sampled tokens already.
+    ) -> Drafts[Any]:
+        """Returns drafts for rows that contain the sampled tokens already. Padded drafts continue
+        with the text that they follow, and then with the request's newest token.
 
         Args:
             tokens, lengths: [R, S] and [R] int32, the rows and their lengths.
@@ -195,18 +183,19 @@ class Drafter:
             k, scopes: As in :meth:`step`.
         """
         arguments = {**self._lookup_arguments, "k": self.k if k is None else k}
+        if has_store := self._store is not None:
+            lengths = lengths.clone()  # the store needs the new lengths
         next_token_ids, num_sampled, *results = self._ops.ngram_step_(
             tokens,
             lengths,
             sampled,
             discard=discard,
-            advance=False,
+            advance=has_store,
             workspace=self._workspace,
             **arguments,
         )
         drafts = Drafts(*results)
-        if self._store is not None:
-            lengths = lengths + num_sampled
+        if has_store:
             drafts = self._draft_from_store(tokens, lengths, None, num_sampled, scopes, drafts)
         return SampledStep(next_token_ids, num_sampled, drafts)
 
@@ -230,7 +219,7 @@ class Drafter:
 
     def _look_up(
         self, tokens: Any, lengths: Any, rows: Any, num_sampled: Any, k: int, int64: bool
-    ) -> Drafts:
+    ) -> Drafts[Any]:
         arguments = {**self._lookup_arguments, "num_sampled": num_sampled}
         if rows is not None:
             arguments["row_indices"] = rows
@@ -260,8 +249,8 @@ class Drafter:
         rows: Any,
         num_sampled: Any,
         scopes: Any,
-        drafts: Drafts,
-    ) -> Drafts:
+        drafts: Drafts[Any],
+    ) -> Drafts[Any]:
         """Stores the text of a step, and replaces drafts by text of the store that follows a longer
         n-gram."""
         self.store_text(tokens, lengths, rows, num_sampled, scopes)

@@ -122,7 +122,7 @@ class NeuralDrafterWrapper(RowDrafter):
             probs = self._neural.draft_token_confidence_probs[: len(costs)]
             torch.where(replaced[:, None], torch.exp2(costs / -16), probs, out=probs)
         if self.stats is not None:
-            self.stats.observe_tensors(started, num_sampled, num_drafts * replaced)
+            self.stats.observe(started, num_sampled, num_drafts * replaced)
         return drafts
 
     def observe_verification(

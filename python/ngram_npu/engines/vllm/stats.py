@@ -47,15 +47,17 @@ class Stats:
         self._lock = threading.Lock()
         Finalize(owner, self.end_interval, exitpriority=0)
 
-    def observe(
-        self, seconds: float, num_sampled: Int32Array, num_draft_tokens: Int32Array
-    ) -> None:
-        """Counts one call of ``propose()``, which took ``seconds``.
+    def observe(self, started: float, num_sampled: Any, num_draft_tokens: Any) -> None:
+        """Counts one call of ``propose()``.
 
         Args:
+            started: When the call began, as a time of ``time.perf_counter()``.
             num_sampled: [B] numbers of sampled tokens; requests without any are in prefill.
             num_draft_tokens: [B] lengths of n-gram drafts, without padding; 0: none is used.
         """
+        self._count(time.perf_counter() - started, num_sampled, num_draft_tokens)
+
+    def _count(self, seconds: float, num_sampled: Int32Array, num_draft_tokens: Int32Array) -> None:
         tokens = int(np.add.reduce(num_draft_tokens))  # takes half the time of sum()
         num_rows, num_drafts = np.count_nonzero(num_sampled), np.count_nonzero(num_draft_tokens)
         increments = 1, int(num_rows), int(num_drafts), tokens, seconds
@@ -96,14 +98,10 @@ class DeviceStats(Stats):
         self._runtime: Any = torch.get_device_module(device)
         self._copies: deque[tuple[Any, torch.Tensor, float]] = deque()
 
-    def observe_tensors(
-        self, started: float, num_sampled: torch.Tensor, num_draft_tokens: torch.Tensor
-    ) -> None:
-        """Counts a call that began at ``started``, a time of ``time.perf_counter()``. The tensors
-        are the arguments of :meth:`observe`."""
+    def observe(self, started: float, num_sampled: Any, num_draft_tokens: Any) -> None:
         table = torch.stack((num_sampled, num_draft_tokens))
         if self._on_host:
-            self.observe(time.perf_counter() - started, *table.numpy())
+            self._count(time.perf_counter() - started, *table.numpy())
             return
         table = table.to("cpu", non_blocking=True)  # into pinned memory
         event = self._runtime.Event()
@@ -111,4 +109,4 @@ class DeviceStats(Stats):
         self._copies.append((event, table, time.perf_counter() - started))
         while self._copies and self._copies[0][0].query():
             _, table, seconds = self._copies.popleft()
-            self.observe(seconds, *table.numpy())
+            self._count(seconds, *table.numpy())

@@ -17,6 +17,7 @@ import torch
 from ngram_npu.engines.vllm.drafter import Drafter
 from ngram_npu.engines.vllm.feed.insertion import require_wrapped_runner
 from ngram_npu.engines.vllm.options import Method, read_options
+from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER, keeps_cache_salts
 from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
 from ngram_npu.tensors import Int32Array
@@ -74,8 +75,7 @@ class StockNgramProposer:
                 if sampled and not draft and n < limit:
                     draft.append(sampled[-1])
         if self.ngram_npu.stats is not None:
-            seconds = time.perf_counter() - started
-            self.ngram_npu.stats.observe(seconds, num_sampled, drafts.num_draft_tokens)
+            self.ngram_npu.stats.observe(started, num_sampled, drafts.num_draft_tokens)
         return lists
 
 
@@ -89,6 +89,14 @@ class NgramProposer(StockNgramProposer):
 
     _method = "custom_class"
     _draft = StockNgramProposer.propose  # super() takes longer
+
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__(vllm_config)
+        if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
+            logger.warning(
+                "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
+                "pass it to a custom class; use method 'ngram' with NGRAM_NPU_VLLM=1 instead"
+            )
 
     def propose(  # type: ignore[override]
         self,
@@ -189,9 +197,7 @@ class AsyncNgramProposer:
             token_ids_gpu, num_tokens_no_spec, sampled, k=k, scopes=scopes
         )
         if self.ngram_npu.stats is not None and k > 0:
-            self.ngram_npu.stats.observe_tensors(
-                started, step.num_sampled, step.drafts.num_draft_tokens
-            )
+            self.ngram_npu.stats.observe(started, step.num_sampled, step.drafts.num_draft_tokens)
         return step.drafts.draft_token_ids, None
 
     def _find_scopes(self, batch: int) -> torch.Tensor | None:

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ngram_npu import _library
-from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter, Drafts
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
 from ngram_npu.engines.vllm.feed.insertion import insert_texts
 from ngram_npu.engines.vllm.options import Method, Options, read_options
 from ngram_npu.engines.vllm.patching import parameter_names
 from ngram_npu.engines.vllm.ranks import exit_worker_on_error
 from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER
+from ngram_npu.proposer import Drafts
 from ngram_npu.store import PRIVATE_SCOPE
 
 
@@ -53,7 +54,7 @@ class RowDrafter(Drafter):
 
     def draft(
         self, rows: torch.Tensor, num_sampled: torch.Tensor, k: int | None, *, int64: bool = False
-    ) -> Drafts:
+    ) -> Drafts[torch.Tensor]:
         """Returns drafts [B, self.k] for these rows.
 
         Args:
@@ -223,11 +224,11 @@ class NgramSpeculator:
         if drafter.stats is not None:
             counts = drafts.num_draft_tokens
             counts = counts if k is None else counts.clamp(max=k)  # the runner verifies no more
-            drafter.stats.observe_tensors(started, num_sampled, counts)
+            drafter.stats.observe(started, num_sampled, counts)
         return tokens
 
 
-def _get_cost_columns(drafts: Drafts) -> tuple[Any, Any, Any]:
+def _get_cost_columns(drafts: Drafts[torch.Tensor]) -> tuple[Any, Any, Any]:
     return drafts.match_len, drafts.num_draft_tokens, drafts.agreement
 
 
