@@ -7,20 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import LADDER, RUNNER, Engine, Method, encode_corpus, make_params, start_engine
+from engines import (
+    RUNNER,
+    STORE,
+    VLLM_DRAFTS,
+    Engine,
+    Method,
+    encode_corpus,
+    make_params,
+    start_engine,
+)
 from ngram_npu.engines.vllm import drafting_switch
 
-STORE = {**LADDER, "store": "live"}
 METHODS = {
     "v1": {
         "custom_class": Method("custom_class", STORE),
-        "padded": Method("ngram_gpu", {"drafts": "padded"}, True),
-        "trimmed": Method("ngram_gpu", {"drafts": "trimmed"}, True),
+        "padded": Method("ngram_gpu", {}, True),
     },
     "v2": {
         "async": Method("ngram_gpu", STORE, True),
-        "sync": Method("ngram", {"engine": "scan"}),
-        "beside": Method("eagle", {"beside": True, "engine": "scan"}, True),
+        "sync": Method("ngram", VLLM_DRAFTS),
+        "beside": Method("eagle", {"beside": True}, True),
     },
 }[RUNNER]
 PERIOD = 7

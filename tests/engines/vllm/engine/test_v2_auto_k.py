@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 import vllm.config
-from engines import Engine, Method, encode_corpus, make_params, start_engine
+from engines import STORE, Engine, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm import auto_k, plugin
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm_graphs import find_largest_batches, has_full_graph, make_graph_manager
 
 METHODS = {
-    "scan": Method("ngram_gpu", {"k": "auto", "lookup": "1-16"}, asynchronous=True),
+    "async": Method("ngram_gpu", {"k": "auto"}, asynchronous=True),
     "synchronous": Method("ngram_gpu", {"k": "auto"}),
-    "index": Method("ngram_gpu", {"k": "auto", "engine": "index"}, asynchronous=True),
-    "store": Method("ngram_gpu", {"k": "auto", "lookup": "auto", "store": "live"}, True),
+    "store": Method("ngram_gpu", {"k": "auto", **STORE}, True),
 }
 
 
@@ -121,7 +120,7 @@ def test_text_is_equal_when_draft_lengths_change(
 
 
 def test_controller_chooses_only_its_lengths(model: Path) -> None:
-    with start_engine(model, METHODS["scan"]) as engine:
+    with start_engine(model, METHODS["async"]) as engine:
         scheduler = find_scheduler(engine)
         observer = getattr(scheduler, auto_k.ATTRIBUTE)
         assert {*scheduler.dynamic_sd_lookup[1:]} == {0}
@@ -170,6 +169,6 @@ def test_v1_runner_rejects_k_auto(model: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     with (
         pytest.raises(ValueError, match="k: expected only in the V2 runner, got 'auto'"),
-        start_engine(model, METHODS["scan"]),
+        start_engine(model, METHODS["async"]),
     ):
         pass
