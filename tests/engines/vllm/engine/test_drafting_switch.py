@@ -17,7 +17,7 @@ from engines import (
     make_params,
     start_engine,
 )
-from ngram_npu.engines.vllm import drafting_switch
+from ngram_npu.engines.vllm import scheduler as scheduler_module
 
 METHODS = {
     "v1": {
@@ -36,7 +36,7 @@ PERIOD = 7
 
 @pytest.fixture(autouse=True, scope="module")
 def _install_hooks() -> None:
-    drafting_switch.install()
+    scheduler_module.install()
 
 
 def _generate(engine: Engine, model: Path) -> list[list[int]]:
@@ -55,7 +55,7 @@ def _switch_periodically(engine: Engine) -> list[tuple[bool, int]]:
     def schedule(*args: Any, **kwargs: Any) -> Any:
         enabled = len(steps) // PERIOD % 2 == 0
         if len(steps) % PERIOD == 0:
-            engine.llm.collective_rpc(drafting_switch.METHOD, args=(enabled,))
+            engine.llm.collective_rpc(scheduler_module.METHOD, args=(enabled,))
         output = stock_schedule(*args, **kwargs)
         num_drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         # The first step after a switch still has the drafts of the step before.

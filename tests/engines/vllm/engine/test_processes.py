@@ -25,9 +25,7 @@ if RUNNER == "v1":
 else:
     REQUEST_INDICES = [0, 5, 6, 11]
     METHOD, STORE_METHOD = "async", "store"
-    EXPECTED_LINE = (
-        "(method ngram_gpu, V2 runner): lookup=ngram (n-grams of 2 to 5 tokens, late"
-    )
+    EXPECTED_LINE = "(method ngram_gpu, V2 runner): lookup=ngram (n-grams of 2 to 5 tokens, late"
 
 
 def test_engine_process_drafts_and_logs_options(model: Path, runs: Runs, tmp_path: Path) -> None:
