@@ -11,7 +11,7 @@ from ngram_npu.draft_costs import load_table
 from ngram_npu_cli.tokenization import TokenRequest
 
 from tools import fit_draft_costs
-from tools.bench.recorded import find_data
+from tools.bench.recorded import find_data, load_sets
 from tools.fit_draft_costs import SHAPE, Counts, count_drafts, fit_costs, fit_table
 
 ONE_BIT = 16  # the cost of a token that is accepted with probability 1/2
@@ -121,4 +121,4 @@ def test_shipped_table_is_reproduced() -> None:
     if data is None:
         pytest.skip("no recorded data beside the project")
     expected = fit_draft_costs.TABLE.read_text(encoding="utf-8")
-    assert fit_table(fit_draft_costs.load_sets(data), "all") == expected
+    assert fit_table(load_sets(data), "all") == expected
