@@ -1,4 +1,4 @@
-"""Checks the contents of a device store, for tests and diagnosis."""
+"""Checks the contents of a store, for tests and diagnosis."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.store.device_store_layout import (
+from ngram_npu.store.contents import (
     BLOCK_TOKENS,
     END_OF_BLOCK_NUMBERS,
     HEAD_FILL,
     HEAD_NEXT,
     HEAD_NUMBER,
     HEAD_PREVIOUS,
+    OCCURRENCES,
     SIZES,
     SLOT_BLOCK,
     SLOT_LENGTH,
@@ -36,21 +37,35 @@ def check_contents(arrays: dict[str, Int64Array]) -> None:
         IntegrityError: the message names the violated rule, and the slot, block or entry.
     """
     _check_blocks(arrays["blocks"], arrays["allocator"])
+    text, fills = arrays["text"], arrays["blocks"][:, HEAD_FILL]
+    is_unused = np.arange(BLOCK_TOKENS) >= fills[:, None]
+    has_excess = np.any(text.astype(bool) & is_unused, axis=1)
+    _require(
+        np.logical_not(has_excess),
+        np.arange(len(text)),
+        "a block contains tokens after its end",
+        "block",
+    )
     _check_slots(arrays["slots"], arrays["blocks"], arrays["allocator"])
     for level, entries in enumerate(arrays["table"]):
-        _check_entries(level, entries, arrays["blocks"], arrays["text"])
+        newest, second = entries[0::OCCURRENCES], entries[1::OCCURRENCES]
+        columns = np.arange(len(newest))
+        rule = f"the second newest entry of {SIZES[level]} tokens is not older than the newest"
+        _require((second < newest) | (second == 0), columns, rule, "column")
+        for entries in (newest, second):
+            _check_entries(level, entries, arrays["blocks"], arrays["text"])
 
 
 def _require(holds: npt.NDArray[np.bool_], where: npt.NDArray[Any], rule: str, kind: str) -> None:
     if not holds.all():
-        raise IntegrityError(f"DeviceStore: {rule} ({kind} {where[~holds][0]})")
+        raise IntegrityError(f"NgramStore: {rule} ({kind} {where[~holds][0]})")
 
 
 def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
     next_number = allocator[0]
     if allocator[1] != next_number or not 0 <= next_number <= END_OF_BLOCK_NUMBERS:
         raise IntegrityError(
-            f"DeviceStore: allocator: expected equal numbers up to {END_OF_BLOCK_NUMBERS}, got "
+            f"NgramStore: allocator: expected equal numbers up to {END_OF_BLOCK_NUMBERS}, got "
             f"{allocator.tolist()}"
         )
     rows = np.arange(len(blocks))
@@ -85,7 +100,7 @@ def _check_slots(slots: Int64Array, blocks: Int64Array, allocator: Int64Array) -
     is_last = blocks[used % len(blocks), HEAD_NEXT] == 0
     _require(is_last, rows[in_ring], "a slot's block is not the last one", "slot")
     if len(set(used.tolist())) != len(used):
-        raise IntegrityError("DeviceStore: two slots have the same block")
+        raise IntegrityError("NgramStore: two slots have the same block")
 
 
 def _check_entries(level: int, entries: Int64Array, blocks: Int64Array, text: Int64Array) -> None:

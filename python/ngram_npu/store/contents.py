@@ -1,16 +1,19 @@
-"""The layout of a device store's tensors (csrc/core/device_store.h), read on the host."""
+"""The layout of a store's arrays (csrc/core/store.h), read on the host."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from ngram_npu.store.identifiers import Scope
 from ngram_npu.tensors import Int32Array
 
 BLOCK_TOKENS = 256
 SIZES = (1, 2, 3, 4, 8, 16)
 """The lengths of n-grams in the table."""
-SLOT_WORDS, HEAD_WORDS = 3, 8
+OCCURRENCES = 2
+"""Entries of each column of the table: the newest and the second newest occurrence."""
+SLOT_WORDS, HEAD_WORDS = 8, 8
 HEAD_NUMBER, HEAD_PREVIOUS, HEAD_NEXT, HEAD_FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
 """The words of a block's head."""
 SLOT_BLOCK, SLOT_LENGTH = 0, 1
@@ -41,7 +44,7 @@ def is_in_ring(
     return in_ring & (numbers > 0)
 
 
-def read_texts(text: Int32Array, blocks: Int32Array) -> list[tuple[int, Int32Array]]:
+def read_texts(blocks: Int32Array, text: Int32Array) -> list[tuple[Scope, Int32Array]]:
     """Returns scope and tokens of each chain of blocks, in the order of their oldest blocks."""
     scopes = read_scopes(blocks)
     chains: list[list[int]] = []
@@ -59,6 +62,14 @@ def read_texts(text: Int32Array, blocks: Int32Array) -> list[tuple[int, Int32Arr
         chain_by_next[after, number] = chain
     fills = blocks[:, HEAD_FILL]
     return [
-        (int(scopes[chain[0]]), np.concatenate([text[row, : fills[row]] for row in chain]))
+        (Scope(scopes[chain[0]]), np.concatenate([text[row, : fills[row]] for row in chain]))
         for chain in chains
     ]
+
+
+def count_tokens_by_scope(blocks: Int32Array) -> dict[Scope, int]:
+    """Returns the number of tokens of each scope."""
+    blocks = blocks[blocks[:, HEAD_NUMBER] != 0]
+    unique_scopes, scope_of_block = np.unique(read_scopes(blocks), return_inverse=True)
+    sums = np.bincount(scope_of_block, weights=blocks[:, HEAD_FILL])
+    return dict(zip(map(Scope, unique_scopes.tolist()), map(int, sums), strict=True))

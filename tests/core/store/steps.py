@@ -1,4 +1,4 @@
-"""Generates random steps of requests that share a device store.
+"""Generates random steps of requests that share a store.
 
 All scopes use the same phrases, so text of another scope would match everywhere. A *mark*, which is
 a token of a single request, follows each phrase. Tokens of prompts, and tokens that a row receives
@@ -8,17 +8,17 @@ after its request has ended, must never be stored.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from ngram_npu import scope_of
-from ngram_npu.store.device_store import DeviceStore
+import numpy as np
+from ngram_npu import PRIVATE_SCOPE, NgramStore, scope_of
+from ngram_npu.tensors import Int32Array
 
 K = 6
 MAX_NEW = 64
-SCOPES = (0, 7, scope_of("a"), scope_of("b"), -(2**63), 2**32 + 7)
+SCOPES = (0, 7, scope_of("a"), scope_of("b"), -(2**63), 2**32 + 7, PRIVATE_SCOPE)
 HOSTILE_TOKENS = (-(2**31), -1, 0, 2**31 - 1)
 PHRASES = [[10 * phrase + i for i in range(1, 8)] for phrase in range(5)]
 FIRST_MARK, FIRST_PROMPT, GARBAGE = 1000, 10**6, 10**7
@@ -40,10 +40,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Step:
-    rows: torch.Tensor
+    rows: np.ndarray
     """[B] int64, the rows of the step's requests, which are their slots."""
-    num_sampled: torch.Tensor
-    scopes: torch.Tensor
+    num_sampled: Int32Array
+    scopes: np.ndarray
 
 
 class Requests:
@@ -51,8 +51,8 @@ class Requests:
 
     def __init__(self, seed: int, num_rows: int = 6, capacity: int = 900) -> None:
         self.rng = random.Random(seed)
-        self.token_ids = torch.zeros((num_rows, capacity), dtype=torch.int32)
-        self.num_tokens = torch.zeros(num_rows, dtype=torch.int32)
+        self.token_ids = np.zeros((num_rows, capacity), np.int32)
+        self.num_tokens = np.zeros(num_rows, np.int32)
         self.texts: list[Request] = []
         self.rows = [self._begin(row) for row in range(num_rows)]
         self.sources = [request.generate(self.rng) for request in self.rows]
@@ -62,7 +62,7 @@ class Requests:
         self.texts.append(request)
         prompt = [FIRST_PROMPT + request.mark] * self.rng.randrange(1, 40)
         prompt += self.rng.choice(PHRASES)
-        self.token_ids[row, : len(prompt)] = torch.tensor(prompt)
+        self.token_ids[row, : len(prompt)] = prompt
         self.num_tokens[row] = len(prompt)
         return request
 
@@ -76,9 +76,7 @@ class Requests:
                 self.sources[row] = self.rows[row].generate(self.rng)
             counts.append(self._sample(row))
         scopes = [self.rows[row].scope for row in rows]
-        return Step(
-            torch.tensor(rows), torch.tensor(counts, dtype=torch.int32), torch.tensor(scopes)
-        )
+        return Step(np.array(rows), np.array(counts, np.int32), np.array(scopes, np.int64))
 
     def _sample(self, row: int) -> int:
         request, begin = self.rows[row], int(self.num_tokens[row])
@@ -87,21 +85,22 @@ class Requests:
         if self.rng.random() < 0.02 or begin + 2 * count + 48 > self.token_ids.shape[1]:
             # The device samples once more before it learns that the request has ended.
             tokens, request.has_ended = [GARBAGE] * count, True
-        self.token_ids[row, begin : begin + count] = torch.tensor(tokens, dtype=torch.int32)
+        self.token_ids[row, begin : begin + count] = tokens
         self.num_tokens[row] += count
         return count
 
 
-def new_drafts(batch: int, own_length: int = 0) -> dict[str, Any]:
-    """Returns the tensors that ``device_store_propose_`` updates, without drafts of the rows."""
+def new_drafts(batch: int) -> dict[str, Any]:
+    """Returns the arrays that ``store_propose_`` updates, without drafts of the rows."""
     return {
-        "draft_token_ids": torch.full((batch, K), -1, dtype=torch.int32),
-        "num_draft_tokens": torch.zeros(batch, dtype=torch.int32),
-        "match_len": torch.full((batch,), own_length, dtype=torch.int32),
+        "draft_token_ids": np.full((batch, K), -1, np.int32),
+        "num_draft_tokens": np.zeros(batch, np.int32),
+        "match_len": np.zeros(batch, np.int32),
+        "agreement": np.full(batch, 77, np.int32),
     }
 
 
-def run_step(store: DeviceStore, requests: Requests, step: Step) -> dict[str, Any]:
+def run_step(store: NgramStore, requests: Requests, step: Step) -> dict[str, Any]:
     """Appends the step to the store, and returns the drafts."""
     rows = requests.token_ids, requests.num_tokens, step.num_sampled
     drafts = new_drafts(len(step.rows))
@@ -110,3 +109,27 @@ def run_step(store: DeviceStore, requests: Requests, step: Step) -> dict[str, An
     store.append(*rows, **indices, max_new=MAX_NEW)
     store.propose(*rows, **indices, **drafts)
     return drafts
+
+
+def append_tokens(
+    store: NgramStore, row: Sequence[int], count: int, *, slot: int = 0, hold_back: bool = False
+) -> None:
+    """Stores the last tokens of a single row."""
+    store.begin_step(1, MAX_NEW)
+    store.append(
+        np.array([row], np.int32),
+        np.array([len(row)], np.int32),
+        np.array([count], np.int32),
+        slot_indices=np.array([slot]),
+        max_new=MAX_NEW,
+        hold_back=hold_back,
+    )
+
+
+def draft_after(store: NgramStore, row: Sequence[int], scope: int = 0) -> list[int]:
+    """Returns what the store drafts after a row."""
+    drafts, one = new_drafts(1), np.ones(1, np.int32)
+    lengths, scopes = np.array([len(row)], np.int32), np.array([scope], np.int64)
+    store.propose(np.array([row], np.int32), lengths, one, scopes=scopes, **drafts)
+    tokens: list[int] = drafts["draft_token_ids"][0, : drafts["num_draft_tokens"][0]].tolist()
+    return tokens
