@@ -23,7 +23,7 @@ MORE_TARGETS := docs tidy cuda-resources test-slow test-sanitizers test-pythons 
 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch \
   cuda-resources check-python test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm \
-  test-vllm-v2 test-neon prove-mutants prove-async prove-stream prove-store prove-fuzz prove-engines prove-torches gpu gpu-peers \
+  test-vllm-v2 test-neon prove-mutants prove-async prove-store prove-fuzz prove-engines prove-torches gpu gpu-peers \
   gpu-build gpu-test gpu-bench gpu-loads gpu-sanitize bench clean another-python
 
 demo: install
@@ -65,7 +65,7 @@ test-all:
 	@$(STAGES) $(TEST_TARGETS) $(MORE_TARGETS)
 
 prove:
-	@$(STAGES) prove-async prove-stream prove-store prove-mutants prove-fuzz prove-engines prove-torches test-neon
+	@$(STAGES) prove-async prove-store prove-mutants prove-fuzz prove-engines prove-torches test-neon
 
 setup: $(VENV)/.ready
 
@@ -189,17 +189,14 @@ twins: setup gtest
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-# Fuzzes the index, compared with a scan, the store, which must not share text between scopes, and the device store, compared
-# with a naive model. Needs clang. The corpus keeps inputs that reach new code. If an event, such as a page split, never
+# Fuzzes the store, compared with a naive model. Needs clang. The corpus keeps inputs that reach new code. If an event never
 # occurs, the run fails. FUZZ_SEED=0 chooses a new seed in each run.
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
 FUZZ_SEED ?= 0
 fuzz: setup
-	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index fuzz_store fuzz_device_store)
-	for target in index store device_store; do \
-	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) || exit 1; \
-	done
+	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_device_store)
+	$(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_device_store --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 # Fuzzes for a short time, if clang is installed or can be installed.
 test-fuzz: setup

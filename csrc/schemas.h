@@ -10,12 +10,6 @@
   X(ngram_propose)                \
   X(ngram_propose_)               \
   X(ngram_step_)                  \
-  X(ngram_index_propose_)         \
-  X(ngram_index_step_)            \
-  X(ngram_index_append_)          \
-  X(ngram_index_reset_)           \
-  X(ngram_store_step_)            \
-  X(ngram_store_finish_)          \
   X(device_store_append_)         \
   X(device_store_propose_)        \
   X(merge_drafts_)                \
@@ -23,7 +17,6 @@
   X(prepare_inputs_padded)        \
   X(prepare_inputs)               \
   X(prepare_input_ids_)           \
-  X(gather_sampled_tokens_)       \
   X(correct_num_computed_tokens_) \
   X(compute_slot_mapping_)        \
   X(correct_spec_state_)
@@ -33,46 +26,19 @@ namespace ngram_npu {
 inline constexpr const char* kSchemas[] = {
     "ngram_propose(Tensor token_ids, Tensor num_tokens, *, Tensor? row_indices=None, Tensor? num_sampled=None, "
     "SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, "
-    "Tensor? match_costs=None, SymInt cost_limit=40, bool fill=False) -> "
+    "SymInt vocab_size=2147483647, bool fill=False) -> "
     "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
 
     "ngram_propose_(Tensor token_ids, Tensor num_tokens, *, Tensor? row_indices=None, Tensor? num_sampled=None, "
     "SymInt min_n, SymInt max_n, int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, "
-    "Tensor? match_costs=None, SymInt cost_limit=40, bool fill=False, Tensor(a!) draft_token_ids, "
-    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, Tensor(d!)? draft_costs=None, "
-    "Tensor(w!)? workspace=None) -> ()",
+    "SymInt vocab_size=2147483647, bool fill=False, Tensor(a!) draft_token_ids, Tensor(b!) num_draft_tokens, "
+    "Tensor(c!) match_len, Tensor(w!)? workspace=None) -> ()",
 
     "ngram_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, *, Tensor? discard=None, "
     "Tensor? row_indices=None, bool advance=True, SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, "
-    "int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, Tensor? match_costs=None, "
-    "SymInt cost_limit=40, bool fill=False, Tensor(d!)? draft_costs=None, Tensor(w!)? workspace=None) -> "
+    "int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, bool fill=False, "
+    "Tensor(w!)? workspace=None) -> "
     "(Tensor next_token_ids, Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
-
-    "ngram_index_propose_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
-    "Tensor? slot_indices=None, Tensor? num_sampled=None, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, "
-    "bool overlap=False, SymInt max_len=9223372036854775807, bool ladder=False, Tensor? costs=None, "
-    "SymInt cost_limit=40, Tensor(d!)? draft_costs=None, bool fill=False, Tensor? token_logits=None) -> "
-    "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
-
-    "ngram_index_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor(c!) index, *, "
-    "Tensor? discard=None, Tensor? row_indices=None, Tensor? slot_indices=None, bool advance=True, "
-    "SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, "
-    "SymInt max_len=9223372036854775807, bool ladder=False, Tensor? costs=None, SymInt cost_limit=40, "
-    "Tensor(d!)? draft_costs=None, bool fill=False, Tensor? token_logits=None) -> (Tensor next_token_ids, "
-    "Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
-
-    "ngram_index_append_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
-    "Tensor? slot_indices=None, SymInt min_n, SymInt max_n, int match_policy=0, bool ladder=False, "
-    "bool outcomes=False) -> ()",
-
-    "ngram_index_reset_(Tensor(a!) index, Tensor slot_indices) -> ()",
-
-    "ngram_store_step_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, Tensor(a!) store, *, "
-    "Tensor? row_indices=None, Tensor? slot_indices=None, Tensor? scopes=None, Tensor(b!) draft_token_ids, "
-    "Tensor(c!) num_draft_tokens, Tensor(d!) match_len, Tensor(e!) draft_costs, SymInt max_len=9223372036854775807, "
-    "Tensor costs, SymInt cost_limit=40, bool fill=False, Tensor? token_logits=None) -> ()",
-
-    "ngram_store_finish_(Tensor(a!) store, Tensor slot_indices) -> ()",
 
     "device_store_append_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
     "Tensor? slot_indices=None, Tensor? scopes=None, Tensor(a!) slots, Tensor(b!) text, Tensor(c!) blocks, "
@@ -84,7 +50,7 @@ inline constexpr const char* kSchemas[] = {
 
     "merge_drafts_(Tensor neural_draft_token_ids, Tensor ngram_draft_token_ids, Tensor num_ngram_draft_tokens, "
     "Tensor match_len, *, Tensor? num_neural_draft_tokens=None, Tensor? draft_costs=None, "
-    "Tensor? neural_draft_costs=None, Tensor? match_costs=None, Tensor? row_indices=None, Tensor? num_sampled=None, "
+    "Tensor? neural_draft_costs=None, Tensor? row_indices=None, Tensor? num_sampled=None, "
     "Tensor? num_scheduled_drafts=None, Tensor(a!)? neural_acceptance=None, SymInt min_match_len=1, "
     "SymInt threshold=0, bool extend=False) -> "
     "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor draft_source)",
@@ -101,9 +67,6 @@ inline constexpr const char* kSchemas[] = {
 
     "prepare_input_ids_(Tensor(a!) input_ids, *, Tensor query_start_loc, Tensor prev_positions, Tensor next_token_ids, "
     "Tensor draft_token_ids, Tensor num_scheduled_drafts, int pad_token=0) -> ()",
-
-    "gather_sampled_tokens_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
-    "Tensor(a!) sampled_tokens) -> ()",
 
     "correct_num_computed_tokens_(Tensor(a!) num_computed_tokens, Tensor(b!) num_accepted_tokens, *, "
     "Tensor prev_positions, Tensor num_sampled_prev, Tensor num_draft_prev, Tensor host_num_computed_tokens) -> ()",

@@ -125,11 +125,6 @@ PROOF ?= $(BUILD)/proof
 prove-async: install
 	mkdir -p $(PROOF) && PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(PROOF)/async-proof.json
 
-# Tests drafting on the host in 100,000 steps.
-prove-stream: setup gtest
-	$(call build,cpp,,stream_drafter_test)
-	NGRAM_NPU_STREAM_EPISODES=1000 $(BUILD)/cpp/tests/cpp/stream_drafter_test
-
 # A device store in a million random steps, compared with a naive model, and in 100,000 steps of two ranks.
 prove-store: install twins
 	$(call build,cpp,,device_store_test)

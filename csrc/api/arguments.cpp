@@ -174,11 +174,6 @@ const uint8_t* Arguments::check_mask(const std::optional<TensorView>& view, int6
   return static_cast<const uint8_t*>(view->data);
 }
 
-void Arguments::check_on_cpu(const char* reason) const {
-  const TensorView& first = checked_.front().view;
-  if (first.device.type != 0) fail(first.name, std::string("device cpu (") + reason + ")", name_of(first.device));
-}
-
 void Arguments::check_is_none(const std::optional<TensorView>& view, const char* reason) {
   if (view) fail(view->name, std::string("None (") + reason + ")", "a tensor");
 }
@@ -197,39 +192,13 @@ void Arguments::check_at_most(const char* name, const char* quantity, int64_t va
   }
 }
 
-void Arguments::check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy) {
+LookupOptions Arguments::check_lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
+                                      int64_t max_len, int64_t vocab_size, bool fill) {
   check_scalar("max_n", max_n, 1, kMaxNgram);
   check_scalar("min_n", min_n, 1, max_n);
   check_scalar("match_policy", match_policy, kEarliest, kLatest);
-}
-
-void Arguments::check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder) {
-  const auto check_fixed = [this](const char* name, int64_t value, int64_t expected) {
-    if (value != expected) fail(name, std::to_string(expected) + " with ladder=True", std::to_string(value));
-  };
-  if (ladder) {
-    check_fixed("min_n", min_n, 1);
-    check_fixed("max_n", max_n, kLadderMaxN);
-    check_fixed("match_policy", match_policy, kLatest);
-    return;
-  }
-  check_at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7; an index has at most 8 n-gram lengths");
-}
-
-LookupOptions Arguments::check_lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
-                                      int64_t max_len, bool fill) {
-  check_ngram_range(min_n, max_n, match_policy);
   check_scalar("k", k, 0, kMaxDraftTokens);
-  return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap, fill, nullptr, 0};
-}
-
-void Arguments::check_scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs,
-                                 int64_t cost_limit) {
-  check_scalar("cost_limit", cost_limit, 0, INT32_MAX);
-  options->cost_limit = cost_limit;
-  if (!match_costs) return;
-  check_vector(*match_costs, {DType::kUInt8}, kCostRows);
-  options->match_costs = static_cast<const uint8_t*>(match_costs->data);
+  return {min_n, max_n, k, max_len, vocab_size, static_cast<int32_t>(match_policy), overlap, fill};
 }
 
 DraftRows Arguments::check_draft_rows(const TensorView& view, int64_t batch) {
@@ -239,52 +208,12 @@ DraftRows Arguments::check_draft_rows(const TensorView& view, int64_t batch) {
   return {view.data, view.strides[0], static_cast<int32_t>(view.item_bytes)};
 }
 
-DraftCosts Arguments::check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k,
-                                        bool is_allowed, const char* reason) {
-  if (!is_allowed) check_is_none(view, reason);
-  if (!view) return {nullptr, 0};
-  const auto output = check_costs(*view, batch, k, kWrite);
-  return {output.data, output.stride};
-}
-
 void Arguments::check_shape(const TensorView& view, int64_t rows, int64_t columns) const {
   if (view.sizes[0] == rows && view.sizes[1] == columns) return;
   const auto format = [](int64_t a, int64_t b) {
     return "shape [" + std::to_string(a) + ", " + std::to_string(b) + "]";
   };
   fail(view.name, format(rows, columns), format(view.sizes[0], view.sizes[1]));
-}
-
-TokenRows<uint8_t> Arguments::check_costs(const TensorView& view, int64_t rows, int64_t columns, Access access) {
-  check_matrix(view, {DType::kUInt8}, access);
-  check_shape(view, rows, columns);
-  return {static_cast<uint8_t*>(view.data), rows, columns, view.strides[0]};
-}
-
-CostTable Arguments::check_cost_table(const TensorView& view, int64_t columns,
-                                      const std::optional<TensorView>& token_logits) {
-  const auto check_contiguous = [this](const TensorView& table, DType dtype, int64_t rows, int64_t width) {
-    check_matrix(table, {dtype}, kRead);
-    check_shape(table, rows, width);
-    if (table.strides[0] != width)
-      fail(table.name, "a contiguous matrix", "outer stride " + std::to_string(table.strides[0]));
-  };
-  check_contiguous(view, token_logits ? DType::kInt16 : DType::kUInt8, kCostRows, columns);
-  if (!token_logits) return {view.data, nullptr};
-  check_contiguous(*token_logits, DType::kInt8, kTokenLogitRows, 2);
-  return {view.data, static_cast<const int8_t*>(token_logits->data)};
-}
-
-LadderOptions Arguments::check_ladder(bool ladder, const std::optional<TensorView>& costs, int64_t cost_limit,
-                                      const std::optional<TensorView>& token_logits) {
-  check_scalar("cost_limit", cost_limit, 0, INT32_MAX);
-  if (!ladder) check_is_none(costs, "costs require ladder=True");
-  if (!costs) {
-    check_is_none(token_logits, "token_logits require costs");
-    return {ladder, nullptr, cost_limit};
-  }
-  const CostTable table = check_cost_table(*costs, kRowCostColumns, token_logits);
-  return {ladder, table.cells, cost_limit, table.token_logits};
 }
 
 // block_size * blocks_per_kv_block * cp_world and cp_world * cp_interleave must be below 2**31, so that a device can

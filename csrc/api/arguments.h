@@ -14,7 +14,6 @@
 
 #include "core/common.h"
 #include "core/correction.h"
-#include "core/draft_costs.h"
 #include "core/drafting.h"
 
 namespace ngram_npu::api {
@@ -100,37 +99,20 @@ class Arguments {
   TokenRows<const int32_t> check_sampled_token_ids(const TensorView& view);
 
   void check_shape(const TensorView& view, int64_t rows, int64_t columns) const;
-  // Checks a uint8 matrix of this shape.
-  TokenRows<uint8_t> check_costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
-  // Checks the cost table, which must be contiguous. Its elements are int16 logits if token_logits (added per token,
-  // see CostTable) is given, otherwise uint8 costs.
-  CostTable check_cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
-
   IndexArray check_indices(const std::optional<TensorView>& view, int64_t size);
   // Checks the row index of each request. If the tensor is absent, request i has row i, so the batch must not exceed
   // `limit`. The error message names the argument that has the batch's size, and the source of the limit.
   IndexArray check_row_indices(const std::optional<TensorView>& view, const char* batch_argument, int64_t batch,
                                int64_t limit, const char* limit_source);
   const uint8_t* check_mask(const std::optional<TensorView>& view, int64_t size);
-  void check_on_cpu(const char* reason) const;
   void check_is_none(const std::optional<TensorView>& view, const char* reason);
 
   void check_scalar(const char* name, int64_t value, int64_t min, int64_t max);
   void check_at_most(const char* name, const char* quantity, int64_t value, int64_t limit, const char* limit_source);
-  void check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
-  // Checks that an index supports these n-gram lengths. The lengths of a ladder are fixed.
-  void check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
-  LadderOptions check_ladder(bool ladder, const std::optional<TensorView>& costs, int64_t cost_limit,
-                             const std::optional<TensorView>& token_logits);
   LookupOptions check_lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
-                             int64_t max_len, bool fill);
-  // Checks match_costs, [kCostRows] uint8. If the tensor is absent, drafts of a scan are not truncated by cost.
-  void check_scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit);
+                             int64_t max_len, int64_t vocab_size, bool fill);
   // Checks an output of draft token ids: [batch, any], int32 or int64.
   DraftRows check_draft_rows(const TensorView& view, int64_t batch);
-  // Checks an optional output of draft costs. If is_allowed is false, the tensor must be absent; `reason` says why.
-  DraftCosts check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool is_allowed,
-                               const char* reason);
   void check_slot_layout(const SlotLayout& layout);
   // Checks a workspace for a kernel that needs `words` words.
   void check_workspace_size(const TensorView& view, int64_t words) const;

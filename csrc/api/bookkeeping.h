@@ -10,7 +10,6 @@ NGRAM_NPU_OPERATOR(prepare_next_token_ids, PrepareNextTokenIdsParams)
 NGRAM_NPU_OPERATOR(prepare_inputs_padded, PrepareInputsPaddedParams)
 NGRAM_NPU_OPERATOR(prepare_inputs, PrepareInputsParams)
 NGRAM_NPU_OPERATOR(prepare_input_ids_, PrepareInputIdsParams)
-NGRAM_NPU_OPERATOR(gather_sampled_tokens_, GatherSampledTokensParams)
 
 template <class F>
 auto prepare_next_token_ids(In<F> sampled_token_ids, Optional<F> discard, Optional<F> backup_token_ids,
@@ -102,20 +101,6 @@ void prepare_input_ids_(In<F> input_ids, In<F> query_start_loc, In<F> prev_posit
   p.pad_token = static_cast<int32_t>(pad_token);
   call.check_no_overlap();
   if (p.batch > 0 && p.num_inputs > 0) call.template run<prepare_input_ids__op>(p);
-}
-
-template <class F>
-void gather_sampled_tokens_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, Optional<F> row_indices,
-                            In<F> sampled_tokens) {
-  F call("gather_sampled_tokens_");
-  GatherSampledTokensParams p{};
-  check_grown_rows(call, p, token_ids, num_tokens, num_sampled, row_indices);
-  const TensorView output = call.view("sampled_tokens", sampled_tokens);
-  p.sampled_tokens = call.template check_token_rows<int32_t>(output, Arguments::kWrite);
-  call.check_shape(output, p.batch, output.sizes[1]);
-  call.check_scalar("sampled_tokens width", output.sizes[1], 2, kMaxSampledWidth + 1);  // column 0: number of tokens
-  call.check_no_overlap();
-  if (p.batch > 0) call.template run<gather_sampled_tokens__op>(p);
 }
 
 }  // namespace ngram_npu::api

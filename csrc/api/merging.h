@@ -11,9 +11,9 @@ NGRAM_NPU_OPERATOR(merge_drafts_, MergeDraftsParams)
 template <class F>
 auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In<F> num_ngram_draft_tokens,
                    In<F> match_len, Optional<F> num_neural_draft_tokens, Optional<F> draft_costs,
-                   Optional<F> neural_draft_costs, Optional<F> match_costs, Optional<F> row_indices,
-                   Optional<F> num_sampled, Optional<F> num_scheduled_drafts, Optional<F> neural_acceptance,
-                   int64_t min_match_len, int64_t threshold, bool extend) {
+                   Optional<F> neural_draft_costs, Optional<F> row_indices, Optional<F> num_sampled,
+                   Optional<F> num_scheduled_drafts, Optional<F> neural_acceptance, int64_t min_match_len,
+                   int64_t threshold, bool extend) {
   F call("merge_drafts_");
   MergeDraftsParams p{};
   const TensorView neural_view = call.view("neural_draft_token_ids", neural_draft_token_ids);
@@ -36,21 +36,17 @@ auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In
   }
 
   const auto check_optional_costs = [&](const std::optional<TensorView>& view, int64_t width) {
-    const TokenRows<uint8_t> rows = view ? call.check_costs(*view, p.batch, width) : TokenRows<uint8_t>{};
-    return TokenRows<const uint8_t>{rows.data, rows.rows, rows.capacity, rows.stride};
+    if (!view) return TokenRows<const uint8_t>{};
+    call.check_matrix(*view, {DType::kUInt8});
+    call.check_shape(*view, p.batch, width);
+    return TokenRows<const uint8_t>{static_cast<const uint8_t*>(view->data), p.batch, width, view->strides[0]};
   };
   const auto draft_costs_view = call.view("draft_costs", draft_costs);
-  const auto match_costs_view = call.view("match_costs", match_costs);
   const auto neural_costs_view = call.view("neural_draft_costs", neural_draft_costs);
   p.draft_costs = check_optional_costs(draft_costs_view, k);
-  if (match_costs_view) {
-    if (draft_costs_view) call.check_is_none(match_costs_view, "draft_costs is given");
-    call.check_vector(*match_costs_view, {DType::kUInt8}, kCostRows);
-    p.match_costs = static_cast<const uint8_t*>(match_costs_view->data);
-  }
   p.neural_draft_costs = check_optional_costs(neural_costs_view, p.neural_width);
-  constexpr const char* kNoCosts = "draft_costs and match_costs are both None";
-  if (!draft_costs_view && !match_costs_view) {
+  constexpr const char* kNoCosts = "draft_costs is None";
+  if (!draft_costs_view) {
     call.check_is_none(neural_costs_view, kNoCosts);
     call.check_at_most("threshold", "threshold", threshold, 0, kNoCosts);
   }

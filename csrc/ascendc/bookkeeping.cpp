@@ -54,39 +54,6 @@ __aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& a
   }
 }
 
-// Each output row is the number of the request's newest tokens, then these tokens, then kNoToken.
-__aicore__ inline void gather_sampled_tokens_kernel(const NgramNpuLaunchArgs& args) {
-  const auto p = read_as<GatherSampledTokensParams>(args.params);
-  const auto core_tiling = read_as<CoreTiling>(args.tiling);
-  AscendC::TPipe pipe;
-  LocalBuffer<int32_t> tokens(pipe, core_tiling.per_pass * kSampledTokensStride);
-  LocalBuffer<int32_t> rows(pipe, core_tiling.per_pass * kSampledTokensStride);
-  for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
-    const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
-    sync_pipes<AscendC::HardEvent::S_MTE2>();
-    for (int64_t j = 0; j < count; ++j) {
-      const NewestTokens newest = newest_tokens(p, first + j);
-      if (newest.count > 0) {
-        tokens.load(j * kSampledTokensStride, p.token_ids[newest.row] + newest.begin, newest.count);
-      }
-    }
-    sync_pipes<AscendC::HardEvent::MTE2_S>();
-    for (int64_t j = 0; j < count; ++j) {
-      const int64_t offset = j * kSampledTokensStride;
-      const int32_t num_newest = newest_tokens(p, first + j).count;
-      rows.set(offset, num_newest);
-      for (int64_t n = 1; n < p.sampled_tokens.capacity; ++n) {
-        rows.set(offset + n, n <= num_newest ? tokens.get(offset + n - 1) : kNoToken);
-      }
-    }
-    sync_pipes<AscendC::HardEvent::S_MTE3>();
-    for (int64_t j = 0; j < count; ++j) {
-      rows.store(j * kSampledTokensStride, p.sampled_tokens[first + j], p.sampled_tokens.capacity);
-    }
-    sync_pipes<AscendC::HardEvent::MTE3_S>();
-  }
-}
-
 // The inputs of PrepareInputsPaddedParams for one pass of requests, with the same member names, so that the functions
 // in core/ accept it.
 struct StagedBatch {
@@ -364,9 +331,4 @@ extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArg
 extern "C" __global__ __aicore__ void ngram_npu_prepare_input_ids(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   ngram_npu::ascendc::prepare_input_ids_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_gather_sampled_tokens(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::gather_sampled_tokens_kernel(args);
 }

@@ -11,8 +11,6 @@
 #include "ascendc/loaded_kernels.h"
 #include "ascendc/plans.h"
 
-#pragma weak aclrtLaunchHostFunc  // CANN has it from 8.3 on
-
 namespace ngram_npu::ascendc {
 namespace {
 
@@ -77,14 +75,5 @@ int32_t enqueue_launches(const char* name, const Params& params) {
     return ngram_npu::ascendc::enqueue_launches("ngram_npu_" #op, *params);                 \
   }
 NGRAM_NPU_ASCENDC_OPS(NGRAM_NPU_ENTRY_POINT)
-
-// Calls a host function in the order of the current stream, for drafting on the host.
-NGRAM_NPU_EXPORT int32_t ngram_npu_ascendc_launch_host_func(aclrtHostFunc function, void* data) {
-  if (aclrtLaunchHostFunc == nullptr) return ngram_npu::kLaunchFailed;
-  aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
-  at_npu::native::OpCommand::RunOpApi("ngram_npu_host_func",
-                                      [=]() -> int { return aclrtLaunchHostFunc(stream, function, data); });
-  return ngram_npu::kOk;
-}
 
 NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_error() { return ngram_npu::ascendc::load_error(); }

@@ -18,7 +18,6 @@
   X(ngram_npu_copy_num_computed_tokens)    \
   X(ngram_npu_correct_num_computed_tokens) \
   X(ngram_npu_correct_spec_state)          \
-  X(ngram_npu_gather_sampled_tokens)       \
   X(ngram_npu_ngram_propose)               \
   X(ngram_npu_ngram_propose_draft)         \
   X(ngram_npu_ngram_propose_search)        \

@@ -329,7 +329,7 @@ __aicore__ inline void search_into_workspace(const NgramNpuLaunchArgs& args) {
 }
 
 // Drafts from the best matches of a pass of requests. Contiguous rows of int32 ids are stored with one copy. Other rows
-// of ids, and rows of costs, begin at multiples of 32 bytes in the unified buffer and are stored with one copy each.
+// of ids begin at multiples of 32 bytes in the unified buffer and are stored with one copy each.
 class Drafter {
  public:
   template <class Params>
@@ -340,9 +340,7 @@ class Drafter {
         row_stride_(is_contiguous_ ? p.lookup.k : (p.lookup.k * words_per_id_ + 7) / 8 * 8),
         drafts_(pipe, larger<int64_t>(per_pass * row_stride_, 1)),
         num_draft_tokens_(pipe, per_pass),
-        match_lens_(pipe, per_pass),
-        has_costs_(p.draft_costs.data != nullptr),
-        costs_(pipe, has_costs_ ? per_pass * kMaxDraftTokens : 1) {}
+        match_lens_(pipe, per_pass) {}
 
   // Drafts for request j of the pass; `padding_token` is for output positions that are not filled.
   template <class GetBestMatch>
@@ -351,18 +349,14 @@ class Drafter {
     Match match = get_best_match(j, row);
     // Drops a match that is too short, or beyond the end of a row that has changed since the search.
     if (match.len < options_.min_n || match.end + 1 >= row.length) match = {-1, 0};
-    const int64_t count = count_draft_tokens(match, row.length, options_);
-    const int64_t num_filled = count_filled_positions(match, row.length, count, options_);
+    const DraftLengths lengths = draft_lengths(row, match, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
-      const int32_t token = d < num_filled ? row[draft_read_position(match.end, row.length, d)] : padding_token;
+      const int32_t token = d < lengths.num_filled ? row[draft_read_position(match.end, row.length, d)] : padding_token;
       drafts_.set(j * row_stride_ + d * words_per_id_, token);
       if (words_per_id_ == 2) drafts_.set(j * row_stride_ + d * words_per_id_ + 1, token < 0 ? -1 : 0);
     }
-    num_draft_tokens_.set(j, static_cast<int32_t>(count));
-    match_lens_.set(j, reported_match_len(match, count));
-    if (!has_costs_) return;
-    const CostsByMatch costs{options_.match_costs, match.len};
-    for (int64_t d = 0; d < options_.k; ++d) costs_.set(j * kMaxDraftTokens + d, d < count ? costs[d] : kNoCost);
+    num_draft_tokens_.set(j, static_cast<int32_t>(lengths.num_drafted));
+    match_lens_.set(j, reported_match_len(match, lengths.num_drafted));
   }
 
   template <class Params>
@@ -375,9 +369,6 @@ class Drafter {
     }
     num_draft_tokens_.store(0, p.num_draft_tokens + first, count);
     match_lens_.store(0, p.match_len + first, count);
-    for (int64_t j = 0; has_costs_ && j < count; ++j) {
-      costs_.store(j * kMaxDraftTokens, p.draft_costs.data + (first + j) * p.draft_costs.stride, options_.k);
-    }
   }
 
  private:
@@ -386,8 +377,6 @@ class Drafter {
   const bool is_contiguous_;
   const int64_t row_stride_;  // in words, in the unified buffer
   LocalBuffer<int32_t> drafts_, num_draft_tokens_, match_lens_;
-  const bool has_costs_;
-  LocalBuffer<uint8_t> costs_;
 };
 
 // For the second of two launches. Reads the best match of each span, and returns the best match of a row.

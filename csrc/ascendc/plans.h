@@ -22,17 +22,16 @@ constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   return tile_bytes + mask_bytes + float_bytes + kMatchInts * 4;
 }
 
-// Unified buffer bytes of a request's draft token ids and costs (Drafter in lookup.h).
+// Unified buffer bytes of a request's draft token ids (Drafter in lookup.h).
 template <class Params>
 int64_t draft_row_bytes(const Params& p) {
-  const int64_t ids = (p.lookup.k * p.draft_token_ids.bytes + 31) / 32 * 32;
-  return ids + (p.draft_costs.data != nullptr ? kMaxDraftTokens : 0);
+  return (p.lookup.k * p.draft_token_ids.bytes + 31) / 32 * 32;
 }
 
-// Unified buffer bytes for drafting in ngram_step_, which needs more than ngram_propose: nine arrays, each rounded up
+// Unified buffer bytes for drafting in ngram_step_, which needs more than ngram_propose: eight arrays, each rounded up
 // to 32 bytes.
 inline int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t row_bytes) {
-  return per_pass * (row_bytes + 4 * (spans * kMatchInts + 4 + kSampledTokensStride + kLengthStride)) + 9 * 32;
+  return per_pass * (row_bytes + 4 * (spans * kMatchInts + 4 + kSampledTokensStride + kLengthStride)) + 8 * 32;
 }
 
 // Returns the tiling for drafting, with as many requests per pass as fit into the unified buffer besides `other_bytes`.
@@ -110,11 +109,6 @@ inline LaunchPlan plan(const PrepareNextTokenIdsParams& p, const DevicePropertie
   constexpr int64_t kRequestInts = kSampledTokensStride + 3;  // sampled tokens, discard, next token, number of tokens
   return plan_requests(p, device, kRequestInts * int64_t{sizeof(int32_t)}, 64,
                        Kernel::ngram_npu_prepare_next_token_ids);
-}
-
-inline LaunchPlan plan(const GatherSampledTokensParams& p, const DeviceProperties& device) {
-  constexpr int64_t kRequestInts = 2 * kSampledTokensStride;  // newest tokens, row of the result
-  return plan_requests(p, device, kRequestInts * int64_t{sizeof(int32_t)}, 64, Kernel::ngram_npu_gather_sampled_tokens);
 }
 
 inline LaunchPlan plan(const PrepareInputsPaddedParams& p, const DeviceProperties& device) {
@@ -217,7 +211,6 @@ inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& 
   X(compute_slot_mapping_, ComputeSlotMappingParams)              \
   X(correct_num_computed_tokens_, CorrectNumComputedTokensParams) \
   X(correct_spec_state_, CorrectSpecStateParams)                  \
-  X(gather_sampled_tokens_, GatherSampledTokensParams)            \
   X(ngram_propose, NgramProposeParams)                            \
   X(ngram_step_, NgramStepParams)                                 \
   X(prepare_input_ids_, PrepareInputIdsParams)                    \

@@ -9,8 +9,6 @@ namespace ngram_npu {
 
 // prepare_next_token_ids: each request's newest token. Contract: docs/ops/prepare_next_token_ids.md.
 
-NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
-
 // Number of valid tokens before the first invalid token. A rejection sampler writes -1 for rejected tokens.
 template <class Tokens>
 NGRAM_FN int64_t count_valid_prefix(const Tokens& sampled_tokens, int64_t width, int64_t vocab_size) {
@@ -62,42 +60,6 @@ NGRAM_FN void write_item(const PrepareNextTokenIdsParams& p, int64_t i) {
   const NextToken next = next_token(p, i);
   p.next_token_ids[i] = next.token;
   p.num_sampled[i] = next.num_sampled;
-}
-
-// gather_sampled_tokens_: each request's newest tokens, for the host. Contract: docs/ops/gather_sampled_tokens.md.
-struct GatherSampledTokensParams {
-  TokenRows<const int32_t> token_ids;  // [R, S]
-  Gm<const int32_t> num_tokens;        // [R]
-  Gm<const int32_t> num_sampled;       // [B]
-  IndexArray row_indices;              // [B]
-  int64_t batch;
-  TokenRows<int32_t> sampled_tokens;  // [B, 1 + M]: the number of tokens, then the tokens
-};
-
-// The newest tokens of a request: `count` tokens from `begin` in the row.
-struct NewestTokens {
-  int64_t row;
-  int64_t begin;
-  int32_t count;
-};
-
-NGRAM_FN NewestTokens newest_tokens(const GatherSampledTokensParams& p, int64_t i) {
-  const int64_t row = p.row_indices[i];
-  if (!p.token_ids.has(row)) return {0, 0, 0};
-  const int64_t length = p.num_tokens[row];
-  if (length < 1 || length > p.token_ids.capacity) return {0, 0, 0};
-  const int64_t limit = smaller(length, p.sampled_tokens.capacity - 1);
-  const int64_t count = smaller(larger<int64_t>(p.num_sampled[i], 0), limit);
-  return {row, length - count, static_cast<int32_t>(count)};
-}
-
-// `lanes` threads call this function for request i, each with another `lane` in [0, lanes).
-NGRAM_FN void write_item(const GatherSampledTokensParams& p, int64_t i, int64_t lane, int64_t lanes) {
-  const NewestTokens newest = newest_tokens(p, i);
-  for (int64_t n = lane; n < p.sampled_tokens.capacity; n += lanes) {
-    const int32_t token = n <= newest.count && n > 0 ? p.token_ids[newest.row][newest.begin + n - 1] : kNoToken;
-    p.sampled_tokens[i][n] = n == 0 ? newest.count : token;
-  }
 }
 
 // prepare_inputs_padded: the row of logits that each request samples from. Contract: docs/ops/prepare_inputs_padded.md.

@@ -24,7 +24,6 @@
 namespace ngram_npu {
 
 constexpr int64_t kMaxNgram = 64;         // upper limit of max_n
-constexpr int64_t kMaxIndexSpan = 8;      // upper limit of max_n - min_n + 1 with an index
 constexpr int64_t kMaxDraftTokens = 64;   // upper limit of k
 constexpr int64_t kMaxSampledWidth = 65;  // upper limit of M, the width of sampled_token_ids
 constexpr int32_t kNoToken = -1;          // value of output positions without a token
@@ -90,6 +89,8 @@ template <class T>
 NGRAM_FN T larger(T a, T b) {
   return a < b ? b : a;
 }
+
+NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
 
 // Two's complement addition and subtraction, which wrap on overflow.
 NGRAM_FN int32_t wrap_add(int32_t a, int32_t b) {

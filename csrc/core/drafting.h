@@ -18,7 +18,6 @@ struct NgramProposeParams {
   DraftRows draft_token_ids;     // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
-  DraftCosts draft_costs;        // [B, k]
   Gm<void> workspace;            // device backends only
   const Executor* executor;      // host backends only; null: the calling thread
 };
@@ -38,11 +37,12 @@ NGRAM_FN RequestRow request_row(const NgramProposeParams& p, int64_t i) {
   return assigned_row(p, i);
 }
 
-// The token for output positions that are not filled from the row: with `fill`, the row's last token (even if
-// num_sampled is 0); without `fill` or without a valid row, kNoToken.
+// The token for output positions that are not filled from the row, even if num_sampled is 0; kNoToken without a valid
+// row.
 NGRAM_FN int32_t padding_token(const NgramProposeParams& p, const RequestRow& assigned) {
   const bool has_token = assigned.length >= 1 && assigned.length <= p.token_ids.capacity;
-  return p.lookup.fill && has_token ? p.token_ids[assigned.row][assigned.length - 1] : kNoToken;
+  return p.lookup.fill && has_token ? padding_after(p.token_ids[assigned.row][assigned.length - 1], p.lookup)
+                                    : kNoToken;
 }
 NGRAM_FN int32_t padding_token(const NgramProposeParams& p, int64_t i) { return padding_token(p, assigned_row(p, i)); }
 
@@ -56,14 +56,12 @@ struct NgramStepParams {
   IndexArray row_indices;                      // [B]
   int64_t batch;
   bool advance;
-  int64_t vocab_size;
-  LookupOptions lookup;
+  LookupOptions lookup;          // its vocab_size also limits the sampled tokens
   Gm<int32_t> next_token_ids;    // [B]
   Gm<int32_t> num_sampled;       // [B]
   DraftRows draft_token_ids;     // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
-  DraftCosts draft_costs;        // [B, k]
   Gm<void> workspace;            // device backends only
   const Executor* executor;      // host backends only; null: the calling thread
 };
@@ -95,7 +93,7 @@ NGRAM_FN bool is_discarded(const NgramStepParams& p, int64_t i) { return p.disca
 
 NGRAM_FN int64_t count_sampled_tokens(const NgramStepParams& p, int64_t i) {
   if (is_discarded(p, i)) return 0;
-  return count_valid_prefix(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
+  return count_valid_prefix(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.lookup.vocab_size);
 }
 
 NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const RequestRow& row, int64_t num_sampled) {
@@ -117,70 +115,10 @@ NGRAM_FN AcceptResult accept_tokens(const NgramStepParams& p, int64_t i) {
 // Only requests with a sampled token get drafts, because other drafts would not be verified in the next step.
 NGRAM_FN bool should_draft(const AcceptResult& result) { return result.row >= 0 && result.num_sampled > 0; }
 
-// The token for output positions that are not filled from the row: with `fill`, the request's newest token.
+// The token for output positions that are not filled from the row; kNoToken without a newest token.
 NGRAM_FN int32_t padding_token(const NgramStepParams& p, const AcceptResult& result) {
   const bool has_token = result.row >= 0 && (result.num_sampled > 0 || result.old_length > 0);
-  return p.lookup.fill && has_token ? result.next_token : kNoToken;
+  return has_token ? padding_after(result.next_token, p.lookup) : kNoToken;
 }
-
-// The index arguments that all index operators share.
-struct IndexAccess {
-  int32_t* words;  // the index tensor (core/ngram_index_layout.h)
-  int64_t num_words;
-  IndexArray slot_indices;  // [B]; absent: the slot has the row's number
-
-  NGRAM_FN int64_t slot_of(int64_t i, int64_t row) const { return slot_indices.bytes != 0 ? slot_indices[i] : row; }
-};
-
-// The ladder arguments of a call.
-struct LadderOptions {
-  bool enabled;
-  // CostTable of [kCostRows, kRowCostColumns]; null: drafts have k tokens, and no outcomes are recorded.
-  const void* costs;
-  int64_t cost_limit;
-  const int8_t* token_logits = nullptr;  // as in CostTable
-};
-
-// ngram_index_propose_: ngram_propose with an index. Contract: docs/ops/ngram_index_propose.md; layout of the index:
-// core/ngram_index_layout.h. docs/design/index.md explains why the results are exact.
-struct NgramIndexProposeParams {
-  NgramProposeParams propose;  // propose.executor is not used, because one thread is fastest with an index
-  IndexAccess index;
-  // Maximum number of tokens that one call indexes for all rows together in addition to the newest tokens; negative: no
-  // limit. These additional tokens belong to a prompt that was not appended or to a rebuilt slot. A row with more
-  // additional tokens is scanned, and later calls index the remaining tokens, so that no step takes long.
-  int64_t catch_up_tokens;
-  LadderOptions ladder;
-};
-
-// ngram_index_step_: ngram_step_ with an index. Contract: docs/ops/ngram_index_step.md.
-struct NgramIndexStepParams {
-  NgramStepParams step;  // step.executor is not used, because one thread is fastest with an index
-  IndexAccess index;
-  int64_t catch_up_tokens;  // as in NgramIndexProposeParams
-  LadderOptions ladder;
-};
-
-// ngram_index_append_: indexes the tokens of rows, such as whole prompts or parts of prompts. Contract:
-// docs/ops/ngram_index_append.md.
-struct NgramIndexAppendParams {
-  TokenRows<const int32_t> token_ids;  // [R, S]
-  const int32_t* num_tokens;           // [R]
-  IndexArray row_indices;              // [B]
-  int64_t batch;
-  int64_t min_n;
-  int64_t max_n;
-  int32_t match_policy;
-  bool ladder;    // n-grams of 1, 2, 4, 8, 16 tokens
-  bool outcomes;  // record outcome bytes, which drafts by cost need (core/draft_costs.h)
-  IndexAccess index;
-  const Executor* executor;  // null: the calling thread
-};
-
-// ngram_index_reset_: empties slots. Contract: docs/ops/ngram_index_reset.md.
-struct NgramIndexResetParams {
-  IndexAccess index;  // slot_indices is present and has shape [count]
-  int64_t count;
-};
 
 }  // namespace ngram_npu

@@ -1,13 +1,9 @@
-// Functions of the n-gram lookup that ngram_propose, ngram_step_ and the index share.
+// Functions of the n-gram lookup that ngram_propose and ngram_step_ share.
 #pragma once
 
 #include "core/common.h"
 
 namespace ngram_npu {
-
-// Number of rows of a cost table. The match length selects the row; longer matches use the last row.
-constexpr int64_t kCostRows = 16;
-constexpr uint8_t kNoCost = 255;  // value of output positions without a draft token
 
 // The arguments that all lookups share.
 struct LookupOptions {
@@ -15,11 +11,10 @@ struct LookupOptions {
   int64_t max_n;
   int64_t k;
   int64_t max_len;
+  int64_t vocab_size;  // ids outside [0, vocab_size) are never drafted
   int32_t match_policy;
   bool overlap;
-  bool fill;                      // fill the positions after the draft: count_filled_positions()
-  Gm<const uint8_t> match_costs;  // [kCostRows]: costs that truncate the drafts of a scan; null: no truncation
-  int64_t cost_limit;
+  bool fill;  // fill the positions after the draft: DraftLengths
 };
 
 // Output tensor of the drafts: [B, k] int32 or int64; rows are `stride` items apart.
@@ -34,19 +29,6 @@ struct DraftRows {
     } else {
       static_cast<Gm<int32_t>>(data)[row * stride + j] = token;
     }
-  }
-};
-
-// Output tensor of the drafts' costs: [B, k]; rows are `stride` items apart. `data` is null if no costs are requested.
-struct DraftCosts {
-  Gm<uint8_t> data;
-  int64_t stride;
-
-  // Writes the costs of the first `count` of k tokens; the other positions get kNoCost.
-  template <class Costs>
-  NGRAM_FN void set(int64_t row, const Costs& costs, int64_t count, int64_t k) const {
-    if (data == nullptr) return;
-    for (int64_t j = 0; j < k; ++j) data[row * stride + j] = j < count ? costs[j] : kNoCost;
   }
 };
 
@@ -95,44 +77,42 @@ NGRAM_FN Int draft_read_position(Int end, Int num_tokens, Int j) {
 constexpr int64_t kLookupWorkspaceWords = 4;
 NGRAM_FN int64_t lookup_workspace_words(int64_t batch) { return kLookupWorkspaceWords * batch; }
 
-// The costs of a draft's tokens, in 1/16 bit, computed from the match length alone.
-struct CostsByMatch {
-  Gm<const uint8_t> costs;
-  int64_t match_len;
-
-  NGRAM_FN uint8_t operator[](int64_t j) const { return costs[smaller(match_len + j, kCostRows - 1)]; }
+// How many output positions of a request are filled from its row: num_drafted tokens of the draft and, with `fill`, the
+// tokens that follow them.
+struct DraftLengths {
+  int64_t num_drafted;
+  int64_t num_filled;
 };
 
-// The number of tokens to draft without a cost limit.
-NGRAM_FN int64_t max_draft_tokens(Match match, int64_t num_tokens, const LookupOptions& options) {
-  if (match.len == 0) return 0;
+// The lengths if all tokens were valid. With `fill`, num_filled is not limited by max_len.
+NGRAM_FN DraftLengths max_draft_lengths(Match match, int64_t num_tokens, const LookupOptions& options) {
+  if (match.len == 0) return {0, 0};
   const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
-  return draft_length(match.end, num_tokens, budget, options.overlap);
+  const int64_t num_drafted = draft_length(match.end, num_tokens, budget, options.overlap);
+  return {num_drafted, options.fill ? draft_length(match.end, num_tokens, options.k, options.overlap) : num_drafted};
 }
 
-NGRAM_FN bool is_within_cost_limit(int64_t total_cost, const LookupOptions& options) {
-  return total_cost <= options.cost_limit;
+// The draft and the tokens after it end before the first invalid id, which num_valid valid ids precede.
+NGRAM_FN DraftLengths end_before_invalid_id(DraftLengths lengths, int64_t num_valid) {
+  return {smaller(lengths.num_drafted, num_valid), smaller(lengths.num_filled, num_valid)};
 }
 
-// The number of tokens to draft.
-NGRAM_FN int64_t count_draft_tokens(Match match, int64_t num_tokens, const LookupOptions& options) {
-  const int64_t max_count = max_draft_tokens(match, num_tokens, options);
-  if (options.match_costs == nullptr) return max_count;
-  const CostsByMatch costs{options.match_costs, match.len};
-  int64_t count = 0;
-  for (int64_t total_cost = 0; count < max_count; ++count) {
-    total_cost += costs[count];
-    if (!is_within_cost_limit(total_cost, options)) break;
-  }
-  return count;
+// Row has an operator[] that returns the token at a position.
+template <class Row>
+NGRAM_FN DraftLengths draft_lengths(const Row& row, Match match, int64_t num_tokens, const LookupOptions& options) {
+  const DraftLengths lengths = max_draft_lengths(match, num_tokens, options);
+  int64_t num_valid = 0;
+  while (num_valid < lengths.num_filled &&
+         is_valid_token(row[draft_read_position(match.end, num_tokens, num_valid)], options.vocab_size))
+    ++num_valid;
+  return end_before_invalid_id(lengths, num_valid);
 }
 
-// Number of output positions filled from the row. With `fill`, this includes the positions after the draft that the
-// draft would reach if max_len and the cost limit did not apply.
-NGRAM_FN int64_t count_filled_positions(Match match, int64_t num_tokens, int64_t num_draft_tokens,
-                                        const LookupOptions& options) {
-  if (!options.fill || match.len == 0) return num_draft_tokens;
-  return draft_length(match.end, num_tokens, options.k, options.overlap);
+// The token for output positions that are not filled from a row whose newest token is `newest_token`, so that padding
+// is a valid id, too. Without `fill`, these positions have no token.
+NGRAM_FN int32_t padding_after(int32_t newest_token, const LookupOptions& options) {
+  if (!options.fill || options.vocab_size <= 0) return kNoToken;
+  return is_valid_token(newest_token, options.vocab_size) ? newest_token : 0;
 }
 
 // The match length to report: 0 if nothing is drafted.

@@ -27,7 +27,6 @@ struct MergeDraftsParams {
   Gm<const int32_t> num_neural_draft_tokens;       // [B]
   TokenRows<const uint8_t> draft_costs;            // [B, k]
   TokenRows<const uint8_t> neural_draft_costs;     // [B, neural_width]
-  Gm<const uint8_t> match_costs;                   // [kCostRows]
   IndexArray row_indices;                          // [B]
   Gm<const int32_t> num_sampled;                   // [B]
   Gm<const int32_t> num_scheduled_drafts;          // [B]
@@ -60,17 +59,9 @@ NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> acc
 // `mean` is the mean number of accepted neural draft tokens (INT64_MIN: unknown).
 NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i,
                          int64_t num_neural, int64_t num_ngram, int64_t mean) {
-  const int64_t match_len = p.match_len[i];
-  if (match_len < p.min_match_len) return false;
-  int64_t expected_tokens = 0;
-  if (p.draft_costs.data != nullptr) {
-    expected_tokens = expected_accepted_tokens(probabilities, p.draft_costs[i], num_ngram);
-  } else if (p.match_costs != nullptr) {
-    expected_tokens =
-        expected_accepted_tokens(probabilities, CostsByMatch{p.match_costs, larger<int64_t>(match_len, 0)}, num_ngram);
-  } else {
-    return true;
-  }
+  if (p.match_len[i] < p.min_match_len) return false;
+  if (p.draft_costs.data == nullptr) return true;
+  const int64_t expected_tokens = expected_accepted_tokens(probabilities, p.draft_costs[i], num_ngram);
   if (expected_tokens < p.threshold) return false;
   if (p.neural_draft_costs.data != nullptr)
     return expected_tokens > expected_accepted_tokens(probabilities, p.neural_draft_costs[i], num_neural);

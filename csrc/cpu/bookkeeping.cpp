@@ -39,8 +39,3 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_prepare_input_ids_(const PrepareInputIdsP
   for (int64_t i = 0; i < params->batch; ++i) write_item(*params, i, 0, 1);
   return kOk;
 }
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_gather_sampled_tokens_(const GatherSampledTokensParams* params, void*) {
-  for (int64_t i = 0; i < params->batch; ++i) write_item(*params, i, 0, 1);
-  return kOk;
-}

@@ -1,6 +1,8 @@
 // Chooses the instruction set and the number of threads of the CPU kernels.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 
 #include "core/lookup_rules.h"
@@ -13,7 +15,7 @@ enum class InstructionSet : int32_t { kScalar, kAvx2, kAvx512, kNeon };
 
 InstructionSet instruction_set();
 
-// The lookup without an index, which scans the row. Finds the match that docs/ops/ngram_propose.md defines in a row of
+// The scan of a row. Finds the match that docs/ops/ngram_propose.md defines in a row of
 // num_tokens >= 2 tokens.
 using FindMatch = Match (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
                             int32_t match_policy);
@@ -66,6 +68,11 @@ void for_each_row(const Executor* executor, int64_t batch, int64_t tokens, const
       },
       &shared_state);
 }
+
+// Returns the number of cores that this process may use, or 1 if the system does not report it. get_affinity is
+// sched_getaffinity, except in tests.
+using GetAffinity = int (*)(pid_t pid, size_t bytes, cpu_set_t* cores);
+int32_t count_available_cores(GetAffinity get_affinity = sched_getaffinity);
 
 // Returns an executor that uses a small thread pool of this process, for callers without torch (thread_pool.cpp). The
 // first call starts the pool's threads, which sleep between calls. If another call is using the pool, a call runs on

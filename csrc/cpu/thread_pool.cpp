@@ -1,8 +1,8 @@
 // The thread pool of the numpy functions (`ngram_npu._C`).
 #include <pthread.h>
-#include <sched.h>
 
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -20,9 +20,7 @@ int32_t default_num_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     if (const long n = std::strtol(text, nullptr, 10); n > 0) return static_cast<int32_t>(smaller(n, 1024L));
   }
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
-  return 1;
+  return count_available_cores();
 }
 
 // Threads that run the tasks of one call at a time. The calling thread runs task 0, thread `id` runs task `id`.
@@ -110,6 +108,19 @@ Pool& get_pool() {
 }
 
 }  // namespace
+
+int32_t count_available_cores(GetAffinity get_affinity) {
+  // The call fails with EINVAL if the set is smaller than the kernel's, which may have more than the 1,024 cores of a
+  // cpu_set_t.
+  constexpr size_t kMaxSets = 1024;
+  for (size_t sets = 1; sets <= kMaxSets; sets *= 2) {
+    std::vector<cpu_set_t> cores(sets);
+    const size_t bytes = sets * sizeof(cpu_set_t);
+    if (get_affinity(0, bytes, cores.data()) == 0) return CPU_COUNT_S(bytes, cores.data());
+    if (errno != EINVAL) break;
+  }
+  return 1;
+}
 
 Executor pool_executor() {
   // These threads sleep between calls, so waking one takes longer than with torch's pool. Two threads are faster from

@@ -62,7 +62,3 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_inputs(const PrepareInputsParams
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_input_ids_(const PrepareInputIdsParams* params, void* stream) {
   return cuda::launch_items<cuda::kWarpSize>(*params, params->batch, stream);
 }
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_gather_sampled_tokens_(const GatherSampledTokensParams* params, void* stream) {
-  return cuda::launch_items<cuda::kWarpSize>(*params, params->batch, stream);
-}

@@ -113,7 +113,6 @@ __global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const C
   if (n < p.num_seq_lens) write_request(p, n);
   if (!is_last_block(static_cast<uint32_t*>(p.workspace), &staged.is_last)) return;
   for (int64_t i = thread; i < p.counts.batch; i += kThreads) write_counts(p.counts, i);
-  if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
 }
 
 dim3 make_grid(const CorrectSpecStateParams& p) {
@@ -135,7 +134,11 @@ NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const Corr
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecStateParams* params, void* stream) {
   const CorrectSpecStateParams& p = *params;
   const dim3 grid = make_grid(p);
-  if (grid.x > 1 && p.workspace == nullptr) return kInvalidParams;
+  if (grid.x > 1) {
+    if (p.workspace == nullptr) return kInvalidParams;
+    const int32_t status = zero_workspace(p.workspace, kCorrectSpecStateWorkspaceWords, stream);
+    if (status != kOk) return status;
+  }
   return launch(correct_spec_state_kernel, {grid, kThreads}, stream, p);
 }
 

@@ -40,7 +40,7 @@ __device__ inline uint32_t arrive(uint32_t* num_arrived) {
 }
 
 // Whether this block is the last of the grid to arrive. The last block sees the writes of all blocks, and the other
-// blocks have finished their reads. All threads must call this function; the last block has to zero *num_arrived.
+// blocks have finished their reads. All threads must call this function. *num_arrived was 0 before the launch.
 // `is_last` is in shared memory.
 __device__ inline bool is_last_block(uint32_t* num_arrived, bool* is_last) {
   __syncthreads();
@@ -107,6 +107,12 @@ int32_t launch(void (*kernel)(Parameters...), LaunchShape shape, void* stream, A
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+// Zeroes a call's workspace before its launch, because an earlier call that used the memory may have failed.
+inline int32_t zero_workspace(void* workspace, int64_t words, void* stream) {
+  const size_t bytes = static_cast<size_t>(words) * sizeof(int32_t);
+  return status_of(cudaMemsetAsync(workspace, 0, bytes, static_cast<cudaStream_t>(stream)));
 }
 
 constexpr int32_t kItemThreads = 128;

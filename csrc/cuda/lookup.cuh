@@ -20,7 +20,7 @@ constexpr int32_t kMaxSharesPerBlock = 4;   // more blocks than are resident are
 static_assert(kHaloTokens % kVectorTokens == 0 && kMinLookupThreads >= kHaloTokens);
 static_assert(sizeof(int32_t) * (kHaloTokens + kMaxLookupThreads * kThreadTokens) <= kMaxSharedBytes);
 static_assert(kMinLookupThreads >= kMaxSampledWidth + 2 * (kVectorTokens - 1));
-static_assert(kMinLookupThreads > kMaxNgram + kCostRows && kMinLookupThreads >= kMaxDraftTokens);
+static_assert(kMinLookupThreads > kMaxNgram && kMinLookupThreads >= kMaxDraftTokens);
 // Minimum number of blocks per multiprocessor, which limits a thread to 128 registers. PTX requests one block, because
 // a driver might not reach 128 registers without spills. CMakeLists.txt generates PTX only for 8.7, and 8.7 only as
 // PTX.
@@ -79,7 +79,7 @@ __device__ inline Match match_of(Rank rank, const RowTokens& tokens, const Looku
   return {end, len};
 }
 
-// The workspace of a request, for grids with several blocks per request. The request's last block zeroes it.
+// The workspace of a request, for grids with several blocks per request. launch_lookup() zeroes it.
 struct RequestWorkspace {
   Rank best;
   uint32_t num_arrived;  // number of the request's blocks that have finished
@@ -89,8 +89,7 @@ static_assert(sizeof(RequestWorkspace) == kLookupWorkspaceWords * sizeof(int32_t
 
 // Shared memory of one block, besides the share's tokens in the dynamic shared memory.
 struct LookupBlock {
-  int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
-  uint8_t costs[kCostRows];
+  int32_t suffix[kMaxNgram];     // the row's last tokens, the newest first
   alignas(16) RowTokens tokens;  // so that 16 bytes are accessed at once
   alignas(16) RequestRow row;
   Rank best;                      // of the shares that this block has searched
@@ -289,8 +288,8 @@ class ShareSearch {
   int32_t edge_token_;
 };
 
-// Adds this block to the request's blocks that have finished. Returns whether it is the last one, which then has to
-// zero the workspace. A barrier must precede the call, so that no block of the request reads the row's length later.
+// Adds this block to the request's blocks that have finished. Returns whether it is the last one. A barrier must
+// precede the call, so that no block of the request reads the row's length later.
 __device__ inline bool arrive_last(RequestWorkspace& workspace) {
   return arrive(&workspace.num_arrived) + 1 == gridDim.y;
 }
@@ -300,10 +299,7 @@ __device__ inline bool join_blocks(RequestWorkspace& workspace, LookupBlock& blo
   if (threadIdx.x == 0) {
     if (block.best != 0) atomicMax(&workspace.best, block.best);
     block.is_last = arrive_last(workspace);
-    if (block.is_last) {
-      block.joined_best = workspace.best;
-      workspace = {};
-    }
+    if (block.is_last) block.joined_best = workspace.best;
   }
   __syncthreads();
   return block.is_last;
@@ -313,23 +309,17 @@ __device__ inline bool join_blocks(RequestWorkspace& workspace, LookupBlock& blo
 template <class Lookup>
 __device__ void load_lookup_data(const Lookup& lookup, const LookupOptions& options, LookupBlock& block) {
   const auto thread = static_cast<int32_t>(threadIdx.x), max_n = static_cast<int32_t>(options.max_n);
-  const int32_t cost = thread - max_n;
   const bool has_suffix_token = thread < smaller(max_n, block.tokens.length);
-  const bool has_cost = cost >= 0 && cost < kCostRows && options.match_costs != nullptr;
-  int32_t value = 0;
+  int32_t token = kNoToken;
   if (has_suffix_token) {
-    value = block.tokens[block.tokens.length - 1 - thread];
-  } else if (has_cost) {
-    value = options.match_costs[cost];
-  } else if (cost == kCostRows) {
-    value = lookup.newest_token(blockIdx.x);
+    token = block.tokens[block.tokens.length - 1 - thread];
+  } else if (thread == max_n) {
+    token = lookup.newest_token(blockIdx.x);
   }
   if (has_suffix_token) {
-    block.suffix[thread] = value;
-  } else if (has_cost) {
-    block.costs[cost] = static_cast<uint8_t>(value);
-  } else if (cost == kCostRows) {
-    block.newest_token = value;
+    block.suffix[thread] = token;
+  } else if (thread == max_n) {
+    block.newest_token = token;
   }
 }
 
@@ -338,7 +328,7 @@ __device__ inline int32_t count_active_threads(const RowTokens& tokens, const Lo
   if (tokens.length > share_tokens()) return static_cast<int32_t>(blockDim.x);
   if (blockIdx.y > 0) return 0;  // the first block has the only share
   const int32_t num_edges = 2 * (kVectorTokens - 1) + tokens.length - tokens.num_in_row;
-  const auto num_loads = static_cast<int32_t>(options.max_n + kCostRows) + 1;  // of load_lookup_data()
+  const auto num_loads = static_cast<int32_t>(options.max_n) + 1;  // of load_lookup_data()
   const int32_t num_threads = larger(larger(num_edges, num_loads), static_cast<int32_t>(options.k));
   const auto num_tokens = static_cast<uint32_t>(larger(num_threads * kThreadTokens, tokens.length));
   return static_cast<int32_t>((num_tokens + kWarpTokens - 1) / kWarpTokens * kWarpSize);
@@ -383,49 +373,45 @@ __device__ void look_up(const Lookup& lookup, const Params& p, LookupBlock& bloc
   }
   // With several blocks per request, this is usually not a warp that writes results, so nothing waits for the arrival.
   if (is_joined || thread + 1 != static_cast<uint32_t>(block.num_remaining_threads)) return;
-  if (gridDim.y > 1) {
-    if (!arrive_last(workspaces[i])) return;
-    workspaces[i] = {};
-  }
+  if (gridDim.y > 1 && !arrive_last(workspaces[i])) return;
   lookup.grow_row(i);
 }
 
-// Computes count_draft_tokens() in every warp, with one lane per token and without a chain of loads.
-__device__ inline int64_t count_draft_tokens_by_warp(Match match, int64_t num_tokens, const LookupOptions& options,
-                                                     const CostsByMatch& costs) {
-  const auto max_count = static_cast<int32_t>(max_draft_tokens(match, num_tokens, options));
-  if (options.match_costs == nullptr) return max_count;
+// Returns how many tokens precede the first invalid one, in every lane of a warp. load_token(n) returns token n, or
+// kNoToken after the last one; first_token is load_token(lane).
+template <class LoadToken>
+__device__ int32_t count_valid_prefix_by_warp(int32_t first_token, int64_t vocab_size, const LoadToken& load_token) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  for (int32_t first = 0, cost_before = 0;; first += kWarpSize) {
-    const int32_t j = first + lane;
-    const int32_t total_cost = cost_before + prefix_sum_over_warp(j < max_count ? int32_t{costs[j]} : 0);
-    const uint32_t within_limit = __ballot_sync(kWholeWarp, j < max_count && is_within_cost_limit(total_cost, options));
-    if (within_limit != kWholeWarp) return first + __ffs(static_cast<int32_t>(~within_limit)) - 1;
-    cost_before = __shfl_sync(kWholeWarp, total_cost, kWarpSize - 1);
+  int32_t num_valid = 0;
+  for (int32_t token = first_token;; token = load_token(num_valid + lane)) {
+    const uint32_t valid_lanes = __ballot_sync(kWholeWarp, is_valid_token(token, vocab_size));
+    if (valid_lanes != kWholeWarp) return num_valid + __ffs(static_cast<int32_t>(~valid_lanes)) - 1;
+    num_valid += kWarpSize;
   }
 }
 
 // Writes request i's draft, its number of tokens and its match length, with one thread per draft token. `padding_token`
 // is for output positions that are not filled.
 template <class Params>
-__device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens, Match match, int32_t padding_token,
-                            const LookupBlock& block) {
-  const CostsByMatch costs{block.costs, match.len};
-  const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(match.end), length = static_cast<uint32_t>(tokens.length);
-  // The token is loaded before the number of tokens is known, so that the load starts early.
-  const int32_t token = j < p.lookup.k && match.len > 0
-                            ? tokens[static_cast<int32_t>(draft_read_position(end, length, j))]
-                            : padding_token;
-  const int64_t count = count_draft_tokens_by_warp(match, tokens.length, p.lookup, costs);
-  if (j < p.lookup.k) {
-    const bool is_filled = j < count_filled_positions(match, tokens.length, count, p.lookup);
-    p.draft_token_ids.set(i, j, is_filled ? token : padding_token);
-    if (p.draft_costs.data != nullptr)
-      p.draft_costs.data[i * p.draft_costs.stride + j] = j < count ? costs[j] : kNoCost;
-  }
+__device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens, Match match, int32_t padding_token) {
+  const auto j = static_cast<int32_t>(threadIdx.x);
+  const auto load_token = [&](int32_t n) {
+    if (n >= p.lookup.k || match.len == 0) return kNoToken;
+    const uint32_t position = draft_read_position(static_cast<uint32_t>(match.end),
+                                                  static_cast<uint32_t>(tokens.length), static_cast<uint32_t>(n));
+    return tokens[static_cast<int32_t>(position)];
+  };
+  // Each thread loads its token before the lengths are known, so that the load starts early. The second warp loads the
+  // tokens of the first warp, too, because its tokens follow them.
+  const int32_t token = load_token(j);
+  const int32_t first_token = j < kWarpSize ? token : load_token(j % kWarpSize);
+  const DraftLengths lengths =
+      end_before_invalid_id(max_draft_lengths(match, tokens.length, p.lookup),
+                            count_valid_prefix_by_warp(first_token, p.lookup.vocab_size, load_token));
+  if (j < p.lookup.k) p.draft_token_ids.set(i, j, j < lengths.num_filled ? token : padding_token);
   if (j == 0) {
-    p.num_draft_tokens[i] = static_cast<int32_t>(count);
-    p.match_len[i] = reported_match_len(match, count);
+    p.num_draft_tokens[i] = static_cast<int32_t>(lengths.num_drafted);
+    p.match_len[i] = reported_match_len(match, lengths.num_drafted);
   }
 }
 
@@ -465,7 +451,12 @@ int64_t count_lookup_workspace_words(void (*kernel)(Params), const Params& p) {
 template <class Params>
 int32_t launch_lookup(void (*kernel)(Params), const Params& p, void* stream) {
   const LaunchShape shape = plan_lookup(kernel, p);
-  if (shape.grid.x < 1 || (shape.grid.y > 1 && p.workspace == nullptr)) return kInvalidParams;
+  if (shape.grid.x < 1) return kInvalidParams;
+  if (shape.grid.y > 1) {
+    if (p.workspace == nullptr) return kInvalidParams;
+    const int32_t status = zero_workspace(p.workspace, lookup_workspace_words(p.batch), stream);
+    if (status != kOk) return status;
+  }
   return launch(kernel, shape, stream, p);
 }
 

@@ -20,7 +20,7 @@ struct ProposeLookup {
   }
   __device__ int32_t newest_token(int64_t) const { return padding_token(p, block.row); }
   __device__ void write_results(int64_t i, const RowTokens& tokens, Match match) const {
-    write_draft(p, i, tokens, match, block.newest_token, block);
+    write_draft(p, i, tokens, match, block.newest_token);
   }
   __device__ void grow_row(int64_t) const {}
 };

@@ -20,12 +20,7 @@ struct StepLookup {
     const int32_t first_token = load_sampled_token(lane);
     const bool discarded = is_discarded(p, i);
     const RequestRow row = request_row(p, i);
-    int32_t num_valid = 0;
-    for (int32_t token = first_token;; token = load_sampled_token(num_valid + lane)) {
-      const uint32_t valid_lanes = __ballot_sync(kWholeWarp, is_valid_token(token, p.vocab_size));
-      num_valid += valid_lanes == kWholeWarp ? kWarpSize : __ffs(static_cast<int32_t>(~valid_lanes)) - 1;
-      if (valid_lanes != kWholeWarp) break;
-    }
+    const int32_t num_valid = count_valid_prefix_by_warp(first_token, p.lookup.vocab_size, load_sampled_token);
     const int64_t num_sampled = discarded ? 0 : num_valid;
     const AcceptResult accepted = accept_tokens(p, i, row, num_sampled);
     if (blockIdx.y == 0 && lane < accepted.num_appended) {
@@ -46,7 +41,7 @@ struct StepLookup {
   __device__ int32_t newest_token(int64_t i) const { return next_token(p, i, block.row, block.num_sampled); }
   __device__ void write_results(int64_t i, const RowTokens& tokens, Match match) const {
     const AcceptResult accepted{block.row.row, block.row.length, block.num_sampled, 0, block.newest_token};
-    write_draft(p, i, tokens, match, padding_token(p, accepted), block);
+    write_draft(p, i, tokens, match, padding_token(p, accepted));
     if (threadIdx.x == 0) {
       p.next_token_ids[i] = accepted.next_token;
       p.num_sampled[i] = static_cast<int32_t>(accepted.num_sampled);

@@ -24,7 +24,6 @@ __version__: str
 compiler: str
 MAX_NGRAM: int
 MAX_DRAFT_TOKENS: int
-MAX_INDEX_SPAN: int
 
 def instruction_set() -> str:
     """Returns the instruction set in use: "scalar", "avx2", "avx512" or "neon"."""
@@ -45,28 +44,6 @@ def workspace_words(op: str, batch: int) -> int:
     """Returns the number of int32 items of workspace that ``op`` needs for a batch on any device;
     -1 if ``op`` takes no workspace."""
 
-INDEX_FAULTS: list[str]
-INDEX_PAGE_WORDS: int
-INDEX_MAX_SLOTS: int
-INDEX_HEADER_PAGES: int  # these three are indices of words in the header
-INDEX_HEADER_UNUSED_PAGE: int
-INDEX_HEADER_PAGES_IN_USE: int
-
-def index_words(num_slots: int, num_pages: int) -> int: ...
-def index_pages(
-    tokens: int,
-    num_slots: int,
-    min_n: int,
-    max_n: int,
-    any_data: bool,  # whether the pages must suffice for any tokens, not only for text
-    ladder: bool = False,
-    outcomes: bool = False,
-) -> int: ...
-def index_init(index: _Int32, num_slots: int) -> None: ...
-def index_check(index: _Int32) -> tuple[int, int]: ...
-def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int: ...
-def index_statistics(index: _Int32) -> dict[str, int]: ...
-
 CHUNK_ITEMS: int
 
 def pack_rows(
@@ -77,90 +54,5 @@ def pack_rows(
     ``rows[:split]``, and the smallest item of ``rows[split:]``."""
 
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32: ...
-
-class IndexPolicy:
-    """Decides when an index is used and how fast it catches up with the rows
-    (csrc/cpu/index_policy.h)."""
-
-    max_scan_row_capacity: int
-    max_scan_context: int
-    max_scan_tokens: int
-    prefill_index_budget: int
-    min_index_budget: int
-    steps_to_catch_up: int
-    max_absent_steps: int
-
-    def __init__(self) -> None: ...
-    def compute_budget_factor(
-        self, step: int, num_tokens: _Int32, num_sampled: _Int32, num_behind: int
-    ) -> int: ...
-    def compute_steps_to_keep_absent(
-        self, step: int, share_in_use: float, ends_requests: bool
-    ) -> int: ...
-
-def index_catch_up(policy: IndexPolicy, *arguments: Any) -> tuple[_Int32, int]: ...
-
-STORE_BLOCK_TOKENS: int
-STORE_MIN_BLOCKS_PER_SLOT: int
-STORE_COST_COLUMNS: int
-STORE_PIECE_WORDS: int  # a piece is a part of the store that is copied to a file at a time
-STORE_WORDS: dict[str, int]
-STORE_FAULTS: list[str]
-
-def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int: ...  # 2**line_bits lines
-def store_init(
-    store: _Int32, num_slots: int, num_blocks: int, line_bits: int, visibility: int
-) -> None: ...
-def store_check(store: _Int32) -> tuple[int, int]: ...
-def store_statistics(store: _Int32) -> dict[str, int]: ...
-def store_parts(num_slots: int, num_blocks: int, line_bits: int) -> dict[str, tuple[int, int]]: ...
-def store_lock(store: _Int32) -> bool: ...
-def store_unlock(store: _Int32) -> None: ...
-def store_pieces(store: _Int32) -> int: ...
-def store_pack(store: _Int32, piece: int, to: _Int32) -> int | None: ...
-def store_unpack(store: _Int32, piece: int, packed: bytes) -> int: ...
-def store_clear(store: _Int32, scope: int | None) -> None: ...
-def store_mark_update(store: _Int32) -> int: ...
-def store_drop(store: _Int32, mark: int) -> None: ...
-
-STREAM_CALLBACK: int  # address of the function that a stream calls with a job
-
-def stream_run_job(job: int) -> None: ...
-def stream_results_bytes(batch: int, k: int) -> int: ...
-
-class StreamDrafter:
-    """Drafts in jobs that a stream runs (csrc/cpu/host_drafting.h). The arrays that are passed to
-    it stay alive while jobs are pending."""
-
-    def __init__(self, **arguments: Any) -> None: ...
-    def add_request(
-        self,
-        row: int,
-        tokens: _Int32,
-        scope: int,
-        stop_tokens: _Int32,
-        *limits: int,
-        prompt_scope: int | None = None,
-    ) -> None: ...
-    def remove_request(self, row: int) -> None: ...
-    def append_text(self, row: int, tokens: _Int32, scope: int, begins_text: bool) -> None: ...
-    def create_job(self, rows: _Int32, writes_drafts: bool = True) -> int: ...
-    def cancel_job(self) -> None: ...
-    def draft_offsets(self, batch: int) -> tuple[int, int, int, int]: ...
-    def count_pending_jobs(self) -> int: ...
-
-class RowRecognizer:
-    """Finds the slot of each row's request (csrc/cpu/row_recognizer.h)."""
-
-    row_slots: _Int32
-    """The slots of the last step's rows."""
-
-    def __init__(self, num_slots: int) -> None: ...
-    def assign(
-        self, token_ids: _Int32, num_tokens: _Int32, num_sampled: _Int32
-    ) -> tuple[_Int32, _Int64]: ...
-    def free_absent_slots(self, steps: int) -> _Int32: ...
-    def __copy__(self) -> RowRecognizer: ...
-
 def __getattr__(operator: str) -> Any:
     """Returns an operator, which is defined from its schema in csrc/schemas.h."""

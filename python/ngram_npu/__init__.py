@@ -9,23 +9,27 @@ from ngram_npu import _library
 from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import CONTRACT_VERSION, NgramConfig
 from ngram_npu.doctor import Report, doctor
-from ngram_npu.draft_costs import Costs
-from ngram_npu.index import IndexStatistics, NgramIndex
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
-from ngram_npu.store import NgramStore, StoreFileError, StoreStatistics, scope_of
+from ngram_npu.store import (
+    PRIVATE_SCOPE,
+    NgramStore,
+    Scope,
+    StoreFileError,
+    StoreStatistics,
+    scope_of,
+)
 from ngram_npu.tensors import IntegrityError
 
 __all__ = [
     "CONTRACT_VERSION",
-    "Costs",
+    "PRIVATE_SCOPE",
     "Drafts",
-    "IndexStatistics",
     "IntegrityError",
     "NgramConfig",
-    "NgramIndex",
     "NgramProposer",
     "NgramStore",
     "Report",
+    "Scope",
     "StepResult",
     "StoreFileError",
     "StoreStatistics",

@@ -1,150 +1,160 @@
-"""Contains logits of draft tokens that are fitted on traffic and bound to a tokenizer, and their
-file. The operators compute the cost of a draft token from its logits."""
+"""Contains the cost of draft tokens, by which drafts end and are compared.
+
+The cost of a draft token is -16 * log2 of the probability that it is accepted if the tokens before
+it are, in sixteenths of a bit. The table ``costs.json`` (docs/design/drafts.md) has a row for each
+length of context: the length of the match plus the number of draft tokens before. Tokens from the
+request's own row have one column. Tokens from a store have four columns, for what the second newest
+occurrence of the n-gram says about the token.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
-import re
-from os import PathLike
-from pathlib import Path
+import sys
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.output import atomic_output, check_writable
+from ngram_npu.config import NgramConfig
+from ngram_npu.tensors import is_tensor
 
-FORMAT = "ngram-npu costs"
-VERSION = 1
-SHAPES = {"row": (16, 32), "store": (16, 56), "tokens": (4096, 2)}
-"""Shapes: match length x outcome of earlier drafts (from a row or a store), and
-class of token x (drafted token, token before it)."""
-DTYPES = {"row": np.int16, "store": np.int16, "tokens": np.int8}
-RANGES = {"row": (-768, 769), "store": (-768, 769), "tokens": (-128, 127)}
-"""Ranges of the values. The sum of a cell and two tokens' logits is in the range of kLogitCosts
-(csrc/core/draft_costs.h), -1024 to 1023."""
-UNITS_PER_NAT = 32
-"""Number of logit units per nat."""
-TOKEN_CLASSES = SHAPES["tokens"][0]
-"""Number of rows of `tokens`. A token's row is its id modulo this number."""
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[Any]
+NO_TOKEN = 255
+"""The cost at a position behind the draft."""
+COST_UNITS_PER_BIT = 16
+OWN_DRAFT, SINGLE_OCCURRENCE = -2, -1
+"""Values of ``agreement``: the draft is not from a store; it is, and the n-gram has no second
+occurrence. Other values are the number of draft tokens that both occurrences are followed by."""
+NUM_COLUMNS = 4
+"""Columns of a store's tokens: no second occurrence; it agrees; it disagrees first at this token;
+it disagreed before."""
+FIRST_CONTEXT_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 15)
+"""The shortest context of each row of the table."""
+_MAX_MATCH_LEN = 16
+_NUM_MATCH_LENS = _MAX_MATCH_LEN + 1
 
 
-class Costs:
-    """Immutable logits of draft tokens, in 32nds of a nat (docs/ops/ngram_index_propose.md, "Token
-    logits").
+@functools.cache
+def load_table() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Returns the packaged costs of tokens from a row [10] and from a store [10, 4]."""
+    text = resources.files("ngram_npu").joinpath("costs.json").read_text(encoding="utf-8")
+    table = json.loads(text)
+    return np.array(table["row"], np.uint8), np.array(table["store"], np.uint8)
 
-    Attributes:
-        row: [16, 32] int16, logits of tokens from a request's own row.
-        store: [16, 56] int16, logits of tokens from a store.
-        tokens: [4096, 2] int8, logits added for the drafted token and for the token before it.
-        tokenizer: digest of the vocabulary, 32 hex digits; empty: unknown.
-        digest: 32 hex digits that identify these costs.
 
-    Raises:
-        ValueError: a table has another shape or values out of range, or ``tokenizer`` is no digest.
+@functools.cache
+def _make_costs(k: int) -> npt.NDArray[np.uint8]:
+    """Returns [k + 3, 17, k]: the cost of each token of a draft, by its agreement + 2 and by the
+    length of its match, up to 16."""
+    row, store = load_table()
+    agreement, match_len, position = np.ogrid[-2 : k + 1, 0:_NUM_MATCH_LENS, 0:k]
+    context = np.clip(match_len + position, 1, FIRST_CONTEXT_LENGTHS[-1])
+    context_bin = np.searchsorted(FIRST_CONTEXT_LENGTHS, context, side="right") - 1
+    column = 2 + np.sign(position - agreement)
+    column[: 2 + SINGLE_OCCURRENCE + 1] = 0
+    costs: npt.NDArray[np.uint8] = store[context_bin, column]
+    costs[0] = row[context_bin[0]]
+    costs.flags.writeable = False
+    return costs
+
+
+class DraftCosts:
+    """Computes the costs of draft tokens, and ends drafts by them, on arrays and on tensors.
+
+    The methods read no tensor on the host. On a device, the first call copies tables of a few
+    kilobytes to it (:meth:`copy_tables`).
+
+    Letters in shapes: B is the number of requests, k ``config.k``.
+
+    Args:
+        config: ``k`` and ``min_draft_probability``.
     """
 
-    row: npt.NDArray[np.int16]
-    store: npt.NDArray[np.int16]
-    tokens: npt.NDArray[np.int8]
+    def __init__(self, config: NgramConfig) -> None:
+        self._k = config.k
+        costs = _make_costs(config.k).reshape(-1, config.k)
+        limit = config.cost_limit
+        self._tables: dict[Any, tuple[Any, Any, Any]] = {}
+        num_kept = np.zeros(len(costs), np.int32)
+        if limit is not None:
+            num_kept[:] = (np.cumsum(costs, axis=1, dtype=np.int32) <= limit).sum(axis=1)
+        self._ends_drafts = limit is not None
+        self._costs, self._num_kept = costs, num_kept
+        self._columns = np.arange(config.k, dtype=np.int32)
 
-    def __init__(
-        self,
-        row: npt.ArrayLike,
-        store: npt.ArrayLike,
-        tokens: npt.ArrayLike,
-        tokenizer: str = "",
-    ) -> None:
-        if not isinstance(tokenizer, str) or not re.fullmatch("([0-9a-f]{32})?", tokenizer):
-            raise ValueError(
-                f"Costs: tokenizer: expected 32 hex digits or none, got {tokenizer!r:.60}"
-            )
-        self.tokenizer = tokenizer
-        digest = hashlib.blake2b(tokenizer.encode(), digest_size=16)
-        for name, values in {"row": row, "store": store, "tokens": tokens}.items():
-            array, shape = np.asarray(values), SHAPES[name]
-            low, high = RANGES[name]
-            if array.shape != shape or array.dtype.kind not in "iu":
-                raise ValueError(
-                    f"Costs: {name}: expected integers of shape {list(shape)}, got {array.dtype} "
-                    f"of shape {list(array.shape)}"
-                )
-            if array.min() < low or array.max() > high:
-                raise ValueError(
-                    f"Costs: {name}: expected {low} to {high}, got {array.min()} to {array.max()}"
-                )
-            table = array.astype(DTYPES[name])
-            table.flags.writeable = False
-            digest.update(table.astype("<i2").tobytes())
-            setattr(self, name, table)
-        self.digest = digest.hexdigest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Costs) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    def __repr__(self) -> str:
-        return f"Costs({self.digest})"
-
-    @classmethod
-    def load(cls, path: str | PathLike[str], tokenizer: str | None = None) -> Costs:
-        """Loads costs from a file.
+    def compute_costs(self, match_len: Any, num_draft_tokens: Any, agreement: Any = None) -> Any:
+        """Returns [B, k] uint8, the cost of each draft token, and 255 behind the draft.
 
         Args:
-            path: a file that :meth:`save` wrote.
-            tokenizer: the digest of the vocabulary in use; None: not checked.
-
-        Raises:
-            ValueError: the file cannot be read, has another format or is damaged, or its costs are
-                for another tokenizer.
+            match_len: [B] int32, as the operators write it.
+            num_draft_tokens: [B] int32.
+            agreement: [B] int32, as ``store_propose_`` writes it; None: all drafts are from the
+                requests' own rows.
         """
-        prefix = f"Costs: {Path(path)}"
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{prefix}: cannot be read: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"{prefix}: expected a file written by Costs.save")
-        if content.get("version") != VERSION:
-            got = content.get("version")
-            raise ValueError(f"{prefix}: expected version {VERSION}, got {got!r}")
-        try:
-            tables = {name: np.array(content[name]) for name in SHAPES}
-            costs = cls(**tables, tokenizer=content["tokenizer"])
-        except (KeyError, ValueError) as error:
-            raise ValueError(f"{prefix}: damaged: {error}") from error
-        if content.get("digest") != costs.digest:
-            raise ValueError(f"{prefix}: damaged: the numbers do not match the digest")
-        if tokenizer is not None and tokenizer != costs.tokenizer:
-            raise ValueError(
-                f"{prefix}: expected costs for tokenizer {tokenizer}, got costs for "
-                f"{costs.tokenizer or 'an unknown tokenizer'}"
-            )
+        index = _find_row(match_len, agreement)
+        if is_tensor(match_len):
+            costs, _, columns = self.copy_tables(match_len.device)
+            return costs[index].masked_fill_(columns >= num_draft_tokens[:, None], NO_TOKEN)
+        costs = self._costs[index]
+        costs[self._columns >= num_draft_tokens[:, None]] = NO_TOKEN
         return costs
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the costs to a file of about 45 KB, completely or not at all.
+    def compute_probabilities(
+        self, match_len: Any, num_draft_tokens: Any, agreement: Any = None
+    ) -> Any:
+        """Returns [B, k] float32, the probability that each draft token is accepted if the tokens
+        before it are; nearly 0 behind the draft. Arguments are those of :meth:`compute_costs`."""
+        costs = self.compute_costs(match_len, num_draft_tokens, agreement)
+        if is_tensor(costs):
+            return sys.modules["torch"].exp2(costs / -COST_UNITS_PER_BIT)
+        return np.exp2(costs * np.float32(-1 / COST_UNITS_PER_BIT))
 
-        Raises:
-            ngram_npu.errors.InputError: the file cannot be written.
+    def end_drafts(
+        self, draft_token_ids: Any, num_draft_tokens: Any, match_len: Any, agreement: Any = None
+    ) -> None:
+        """Ends each draft, in place, where the probability that all of it is accepted would fall
+        below ``config.min_draft_probability``. Without this setting, it does nothing.
+
+        Args:
+            draft_token_ids: [B, at most k], written: -1 behind the draft.
+            num_draft_tokens: [B] int32, written.
+            match_len: [B] int32.
+            agreement: as in :meth:`compute_costs`.
         """
-        header = {"format": FORMAT, "version": VERSION, "tokenizer": self.tokenizer}
-        tables = {name: getattr(self, name).tolist() for name in SHAPES}
-        check_writable(Path(path))
-        with atomic_output(Path(path)) as scratch:
-            text = json.dumps({**header, "digest": self.digest, **tables}, separators=(",", ":"))
-            scratch.write_text(text + "\n", encoding="utf-8")
+        if not self._ends_drafts:
+            return
+        width = draft_token_ids.shape[1]
+        if is_tensor(match_len):
+            _, num_kept, columns = self.copy_tables(match_len.device)
+            kept = num_kept[_find_row(match_len, agreement)]
+            num_draft_tokens.clamp_(max=kept)
+            draft_token_ids.masked_fill_(columns[:width] >= num_draft_tokens[:, None], -1)
+            return
+        kept = self._num_kept[_find_row(match_len, agreement)]
+        np.minimum(num_draft_tokens, kept, out=num_draft_tokens)
+        is_behind = self._columns[:width] >= num_draft_tokens[:, None]
+        np.copyto(draft_token_ids, -1, where=is_behind)
+
+    def copy_tables(self, device: Any) -> tuple[Any, Any, Any]:
+        """Returns the tables on a device of torch. The first call copies them, for which the host
+        may wait."""
+        tensors = self._tables.get(device)
+        if tensors is None:
+            torch = sys.modules["torch"]
+            arrays = self._costs, self._num_kept, self._columns
+            tensors = tuple(torch.from_numpy(array.copy()).to(device) for array in arrays)
+            self._tables[device] = tensors
+        return tensors
 
 
-def costs_to_logits(costs: npt.ArrayLike) -> FloatArray:
-    """Converts operators' costs, in sixteenths of a bit, to logits in nats. A cost of 0 would have
-    an infinite logit, so costs below 0.25 are replaced by 0.25."""
-    probability = 2.0 ** (-np.maximum(np.asarray(costs, np.float64), 0.25) / 16)
-    logits: FloatArray = np.log(probability / (1 - probability))
-    return logits
+def _find_row(match_len: Any, agreement: Any) -> Any:
+    """Returns the index in the flattened tables."""
+    if is_tensor(match_len):
+        row = match_len.clamp(0, _MAX_MATCH_LEN)
+    else:
+        row = np.minimum(match_len, _MAX_MATCH_LEN)
+    if agreement is None:
+        return row
+    return row + (agreement - OWN_DRAFT) * _NUM_MATCH_LENS

@@ -82,7 +82,6 @@ def _fake_none(*_: Any, **__: Any) -> None:
 def _fake_lookup(
     token_ids: Tensor,
     num_tokens: Tensor,
-    index: Tensor | None = None,
     *,
     row_indices: Tensor | None = None,
     k: int | SymInt,
@@ -96,7 +95,6 @@ def _fake_step(
     token_ids: Tensor,
     num_tokens: Tensor,
     sampled_token_ids: Tensor,
-    index: Tensor | None = None,
     *,
     k: int | SymInt,
     **_: Any,
@@ -139,12 +137,6 @@ def _fake_inputs(
 ngram_propose = _define("ngram_propose", _fake_lookup)
 ngram_propose_ = _define("ngram_propose_", _fake_none)
 ngram_step_ = _define("ngram_step_", _fake_step)
-ngram_index_propose_ = _define("ngram_index_propose_", _fake_lookup)
-ngram_index_step_ = _define("ngram_index_step_", _fake_step)
-ngram_index_append_ = _define("ngram_index_append_", _fake_none)
-ngram_index_reset_ = _define("ngram_index_reset_", _fake_none)
-ngram_store_step_ = _define("ngram_store_step_", _fake_none)
-ngram_store_finish_ = _define("ngram_store_finish_", _fake_none)
 device_store_append_ = _define("device_store_append_", _fake_none)
 device_store_propose_ = _define("device_store_propose_", _fake_none)
 merge_drafts_ = _define("merge_drafts_", _fake_merge)
@@ -152,7 +144,6 @@ prepare_next_token_ids = _define("prepare_next_token_ids", _fake_next_token_ids)
 prepare_inputs_padded = _define("prepare_inputs_padded", _fake_inputs_padded)
 prepare_inputs = _define("prepare_inputs", _fake_inputs)
 prepare_input_ids_ = _define("prepare_input_ids_", _fake_none)
-gather_sampled_tokens_ = _define("gather_sampled_tokens_", _fake_none)
 correct_num_computed_tokens_ = _define("correct_num_computed_tokens_", _fake_none)
 compute_slot_mapping_ = _define("compute_slot_mapping_", _fake_none)
 correct_spec_state_ = _define("correct_spec_state_", _fake_none)
@@ -161,10 +152,10 @@ correct_spec_state_ = _define("correct_spec_state_", _fake_none)
 def workspace_size(op: str, batch: int) -> int:
     """Returns the number of int32 items in the workspace of ``op`` for up to ``batch`` requests.
 
-    Allocate a zeroed workspace once per operator and stream, outside of graph capture. Every call
-    leaves it zeroed. Device kernels need 16-byte alignment, which torch's allocators provide::
+    Allocate a workspace once per stream, outside of graph capture. Its contents do not matter.
+    Device kernels need 16-byte alignment, which torch's allocators provide::
 
-        workspace = torch.zeros(
+        workspace = torch.empty(
             workspace_size("ngram_step_", max_batch), dtype=torch.int32, device="cuda"
         )
 

@@ -1,8 +1,11 @@
-"""Tests NgramProposer: numpy arrays and torch tensors, engines, ladders, compiled steps, memory."""
+"""Tests NgramProposer: numpy arrays and torch tensors, a store, compiled steps, memory."""
 
 from __future__ import annotations
 
+import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,19 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig, NgramIndex, NgramProposer, ops
-from ngram_npu.config import INDEX_POLICY, default_costs
+from ngram_npu import Drafts, NgramConfig, NgramProposer, NgramStore, ops
+from ngram_npu.draft_costs import DraftCosts
 from ops import reference
-from ops.reference.ladder import make_ladder_draft
 
 Convert = Callable[[np.ndarray], Any]
 CONVERSIONS = {"numpy": np.asarray, "torch": torch.from_numpy}
 EACH_KIND = pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
 LOOKUP: dict[str, Any] = {"min_n": 1, "max_n": 4, "k": 3, "match_policy": 1, "overlap": True}
-LOOKUP["max_len"] = 81
-CONFIG = NgramConfig(**{**LOOKUP, "match_policy": "latest", "vocab_size": 3})
-LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
-NUM_ROWS = 5
+LOOKUP |= {"max_len": 81, "vocab_size": 3}
+CONFIG = NgramConfig(max_n=4, k=3, max_len=81, vocab_size=3)
+NUM_ROWS = 6
 ROW_INDICES: dict[str, list[int] | None] = {
     "all rows": None,
     "fewer than rows": None,
@@ -33,28 +34,19 @@ ROW_INDICES: dict[str, list[int] | None] = {
 
 
 def make_rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns rows, lengths and sampled tokens."""
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 3, (6, 80), dtype=np.int32)
-    lengths = np.array([40, 0, 80, 79, 2, 33], np.int32)
-    sampled = rng.integers(-1, 3, (6, 4), dtype=np.int32)
+    tokens = rng.integers(0, 3, (NUM_ROWS, 80), dtype=np.int32)
+    lengths = np.array([40, 0, 81, 79, 2, 33], np.int32)  # 81: more than a row can contain
+    sampled = rng.integers(-1, 3, (NUM_ROWS, 4), dtype=np.int32)
     return tokens, lengths, sampled
 
 
-def make_batch(capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns rows, lengths, and the sampled tokens of 20 steps."""
-    rng = np.random.default_rng(3)
-    tokens = rng.integers(0, 4, (NUM_ROWS, capacity), dtype=np.int32)
-    lengths = np.array([40, 0, capacity - 100, 500, 7], np.int32)
-    return tokens, lengths, rng.integers(-1, 4, (20, NUM_ROWS, 4), dtype=np.int32)
-
-
 @EACH_KIND
-@pytest.mark.parametrize("engine", ["scan", "index"])
 @pytest.mark.parametrize("advance", [True, False])
 @pytest.mark.parametrize("name", ROW_INDICES)
-def test_step_equals_reference(convert: Convert, engine: Any, advance: bool, name: str) -> None:
+def test_step_equals_reference(convert: Convert, advance: bool, name: str) -> None:
     tokens, lengths, sampled = make_rows()
-    lengths[2] = 81  # more than a row can contain
     indices = ROW_INDICES[name]
     if name != "all rows":
         sampled = sampled[:4].copy()
@@ -63,153 +55,213 @@ def test_step_equals_reference(convert: Convert, engine: Any, advance: bool, nam
         arguments["row_indices"] = np.array(indices, np.int32)
     expected_tokens, expected_lengths = tokens.copy(), lengths.copy()
     expected = reference.ngram_step_(
-        expected_tokens, expected_lengths, sampled, **arguments, **LOOKUP, advance=advance,
-        vocab_size=3,
-    )  # fmt: skip
+        expected_tokens, expected_lengths, sampled, **arguments, **LOOKUP, advance=advance
+    )
     rows = convert(tokens), convert(lengths)
     keywords = {argument: convert(array) for argument, array in arguments.items()}
-    proposer = NgramProposer(CONFIG, engine)
-    proposer.append(*rows)
-    result = proposer.step(*rows, convert(sampled), advance=advance, **keywords)
+    result = NgramProposer(CONFIG).step(*rows, convert(sampled), advance=advance, **keywords)
     # The results of requests with the same row are unspecified, but other rows must not change.
     compared_rows, requests = ([0, 2, 4, 5], [2]) if name == "repeated" else (range(6), range(4))
-    for array, reference_array in zip(result, expected, strict=True):
+    for array, reference_array in zip(result[:5], expected, strict=True):
         assert isinstance(array, type(convert(tokens)))
         assert np.array_equal(np.asarray(array)[requests], reference_array[requests])
+    assert result.agreement is None
     assert np.array_equal(np.asarray(rows[0])[compared_rows], expected_tokens[compared_rows])
     assert np.array_equal(np.asarray(rows[1])[compared_rows], expected_lengths[compared_rows])
 
 
 @EACH_KIND
-def test_propose_with_index_equals_scan(convert: Convert) -> None:
-    """The caller appends tokens to the rows and permutes the rows. Each row keeps its slot."""
-    rng = np.random.default_rng(3)
-    tokens = rng.integers(0, 3, (5, 3000), dtype=np.int32)
-    lengths = np.array([10, 700, 2, 1500, 90], np.int32)
-    slots = np.arange(5, dtype=np.int32)
-    config = NgramConfig(min_n=2, max_n=4, k=5)
-    index_proposer = NgramProposer(config, engine="index")
-    scan_proposer = NgramProposer(config, engine="scan")
-    for step in range(40):
-        growth = rng.integers(0, 5, 5, dtype=np.int32)
-        lengths += growth
-        if step % 7 == 6:
-            order = rng.permutation(5)
-            tokens, lengths, slots, growth = (a[order] for a in (tokens, lengths, slots, growth))
-        rows, num_sampled = (convert(tokens), convert(lengths)), convert(growth)
-        drafts = index_proposer.propose(*rows, num_sampled=num_sampled, slot_indices=convert(slots))
-        expected = scan_proposer.propose(*rows, num_sampled=num_sampled)
-        for array, reference_array in zip(drafts, expected, strict=True):
-            assert np.array_equal(array, reference_array)
-    assert scan_proposer.index is None
-    assert index_proposer.index is not None
-    assert index_proposer.index.statistics.rows_indexed > 100
-    auto_proposer = NgramProposer(config)
-    auto_proposer.propose(*rows)
-    assert auto_proposer.index is None, "propose uses an index only with engine='index'"
-
-
-@pytest.mark.parametrize(
-    ("engine", "max_n", "capacity", "uses_index"),
-    [
-        ("auto", 5, INDEX_POLICY.max_scan_row_capacity, False),
-        ("auto", 5, INDEX_POLICY.max_scan_row_capacity + 1, True),
-        ("auto", 9, INDEX_POLICY.max_scan_row_capacity + 1, True),
-        ("auto", 10, INDEX_POLICY.max_scan_row_capacity + 1, False),
-        ("scan", 5, INDEX_POLICY.max_scan_row_capacity + 1, False),
-        ("index", 5, 700, True),
-    ],
-)
-def test_engine_depends_on_sizes_and_row_capacity(
-    engine: Any, max_n: int, capacity: int, uses_index: bool
-) -> None:
-    proposer = NgramProposer(NgramConfig(min_n=2, max_n=max_n), engine)
-    tokens, lengths, sampled = make_batch(capacity)
-    proposer.step(tokens, lengths, sampled[0])
-    assert (proposer.index is not None) == uses_index
-
-
-@pytest.mark.parametrize(
-    ("config", "engine", "message"),
-    [
-        (NgramConfig(), "tree", "engine: expected 'index', 'scan' or 'auto', got 'tree'"),
-        (NgramConfig(min_n=1, max_n=9), "index", "max_n - min_n <= 7.* for 'index', got 1 to 9"),
-        (LADDER, "scan", "engine: expected 'index' or 'auto' with sizes='ladder'"),
-    ],
-)
-def test_unsupported_engine_is_rejected(config: NgramConfig, engine: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^NgramProposer: .*{message}"):
-        NgramProposer(config, engine)
-
-
-@pytest.mark.parametrize("engine", ["index", "scan"])
-def test_reset_empties_slots(engine: Any) -> None:
-    proposer = NgramProposer(NgramConfig(min_n=2, max_n=4), engine)
-    proposer.reset(np.array([0], np.int32))  # does nothing without an index
-    tokens, lengths, _ = make_batch(900)
-    proposer.append(tokens, lengths)
-    proposer.reset(np.arange(NUM_ROWS, dtype=np.int32))
-    if proposer.index is not None:
-        assert proposer.index.statistics.pages_in_use == 0
-
-
-def test_rows_beyond_token_capacity_are_scanned() -> None:
-    proposer = NgramProposer(NgramConfig(min_n=2, max_n=4, k=3), "index", token_capacity=3000)
-    tokens, lengths, sampled = make_batch(3000)
-    tokens[:] = np.random.default_rng(1).integers(0, 99, tokens.shape)
-    lengths[:] = 2900
-    for step_sampled in sampled:
-        proposer.step(tokens, lengths, step_sampled)
-    assert proposer.index is not None
-    assert proposer.index.statistics.rows_scanned_full > 0
-    assert proposer.index.statistics.rows_indexed > 0
-
-
-def test_draft_costs_without_min_draft_probability_are_rejected() -> None:
-    tokens, lengths = np.zeros((1, 9), np.int32), np.array([5], np.int32)
-    for config in (NgramConfig(), NgramConfig(sizes="ladder")):
-        proposer = NgramProposer(config)
-        with pytest.raises(ValueError, match="draft_costs: expected None"):
-            proposer.propose(tokens, lengths, draft_costs=np.zeros((1, config.k), np.uint8))
+@pytest.mark.parametrize("has_workspace", [True, False])
+def test_propose_equals_reference(convert: Convert, has_workspace: bool) -> None:
+    tokens, lengths, _ = make_rows()
+    options = {
+        "row_indices": np.array([5, 0, -1, 3], np.int64),
+        "num_sampled": np.array([1, 0, 1, 3], np.int32),
+    }
+    expected = reference.ngram_propose(tokens, lengths, **options, **LOOKUP)
+    keywords = {name: convert(array) for name, array in options.items()}
+    if has_workspace:
+        keywords["workspace"] = convert(np.zeros(ops.workspace_size("ngram_propose_", 4), np.int32))
+    drafts = NgramProposer(CONFIG).propose(convert(tokens), convert(lengths), **keywords)
+    for array, reference_array in zip(drafts[:3], expected, strict=True):
+        assert np.array_equal(np.asarray(array), reference_array)
 
 
 @EACH_KIND
-def test_ladder_drafts_equal_reference(convert: Convert) -> None:
-    """Also tests that a copy of the proposer drafts the same tokens."""
-    rng = np.random.default_rng(7)
-    text = np.resize(rng.integers(0, 9, 40), 200).astype(np.int32)
-    text[rng.integers(0, 200, 20)] = 11
-    proposer = NgramProposer(LADDER, num_slots=1)
-    rows, lengths = convert(text[None].copy()), convert(np.array([60], np.int32))
-    costs = convert(np.zeros((1, LADDER.k), np.uint8))
-    proposer.append(rows, lengths)
-    table = default_costs().tolist()
-    num_drafted = 0
-    for length in range(61, 200):
-        sampled = convert(text[None, length - 1 : length].copy())
-        result = proposer.step(rows, lengths, sampled, draft_costs=costs)
-        row = text[:length].tolist()
-        tokens, token_costs, match_len = make_ladder_draft(
-            row, LADDER.k, table, 40, True, 2**63 - 1
+@pytest.mark.parametrize("has_store", [True, False])
+def test_drafts_end_by_cost(convert: Convert, has_store: bool) -> None:
+    """Compares with the drafts of a proposer that does not end them."""
+    text = np.random.default_rng(2).integers(0, 40, 3000).astype(np.int32)
+    num_ended = 0
+    configs = NgramConfig(k=8), NgramConfig(k=8, min_draft_probability=0.3)
+    stores = [NgramStore(8192) if has_store else None for _ in configs]
+    for store in filter(None, stores):
+        store.warm([text])
+    proposers = [NgramProposer(c, store=s) for c, s in zip(configs, stores, strict=True)]
+    for begin in range(0, 2400, 50):
+        rows = text[begin : begin + 600].reshape(12, 50).copy()
+        full, ended = (
+            proposer.propose(
+                convert(rows),
+                convert(np.full(12, 50, np.int32)),
+                num_sampled=convert(np.ones(12, np.int32)),
+            )
+            for proposer in proposers
         )
-        num_unused = LADDER.k - len(tokens)
-        assert result.draft_token_ids[0].tolist() == tokens + [-1] * num_unused
-        assert costs[0].tolist() == token_costs + [255] * num_unused
-        assert int(result.match_len[0]) == (match_len if tokens else 0)
-        drafts = proposer.propose(rows, lengths)
-        assert drafts.draft_token_ids.tolist() == result.draft_token_ids.tolist()
-        num_drafted += len(tokens)
-    assert num_drafted > 100
-    copied_drafts = pickle.loads(pickle.dumps(proposer)).propose(rows, lengths)
-    assert copied_drafts.draft_token_ids.tolist() == drafts.draft_token_ids.tolist()
+        counts = full.num_draft_tokens.tolist()
+        DraftCosts(configs[1]).end_drafts(*full)
+        for expected, got in zip(full, ended, strict=True):
+            assert (expected is None and got is None) or np.array_equal(expected, got)
+        assert (ended.agreement is not None) == has_store
+        num_ended += sum(
+            n > m for n, m in zip(counts, ended.num_draft_tokens.tolist(), strict=True)
+        )
+    assert num_ended > 0
 
 
-def test_ladder_index_is_large_enough_for_text() -> None:
-    rng = np.random.default_rng(3)
-    rows = rng.zipf(1.3, (4, 5000)).clip(0, 30_000).astype(np.int32)
-    index = NgramIndex(4, rows.size, min_n=1, max_n=16, sizes="ladder", outcomes=True)
-    index.append(rows, np.full(4, 5000, np.int32))
-    assert index.statistics.slots_disabled == 0
+@EACH_KIND
+def test_step_with_a_store_drafts_other_requests_text(convert: Convert) -> None:
+    """The text of the first request is stored when it is sampled; without ``advance``, too."""
+    for advance in (True, False):
+        proposer = NgramProposer(NgramConfig(k=4), store=NgramStore(8192, num_slots=1))
+        tokens = convert(np.zeros((3, 64), np.int32))
+        lengths = convert(np.zeros(3, np.int32))
+        scopes = convert(np.array([5, 5, 6], np.int64))
+        text = [*range(100, 110)]
+        for tokens_of_rows in ([text, [], []], [[], [1, 2, 100, 101], [1, 2, 100, 101]]):
+            sampled = np.full((3, 10), -1, np.int32)
+            for row, new_tokens in enumerate(tokens_of_rows):
+                sampled[row, : len(new_tokens)] = new_tokens
+            result = proposer.step(
+                tokens, lengths, convert(sampled), advance=advance, scopes=scopes
+            )
+            if not advance:
+                lengths += result.num_sampled
+        assert result.draft_token_ids.tolist() == [[-1] * 4, [102, 103, 104, 105], [-1] * 4]
+        assert result.num_draft_tokens.tolist() == [0, 4, 0]
+        assert result.match_len.tolist() == [0, 2, 0]
+        assert result.agreement is not None
+        assert result.agreement.tolist() == [-2, -1, -2]
+        assert proposer.store is not None
+        assert proposer.store.num_slots == 3
+
+
+@pytest.mark.parametrize("source", ["row", "store"])
+def test_ids_outside_of_the_vocabulary_are_not_drafted(source: str) -> None:
+    store = NgramStore(8192)
+    store.warm([[1, 2, 3, 2_000_000_000, 4], [5, 6, 100, 7]])
+    proposer = NgramProposer(NgramConfig(vocab_size=100), store=store)
+    for begin, valid in (([1, 2], [3]), ([5, 6], [])):
+        row = [*begin, *valid, 900_000, *begin] if source == "row" else [8, *begin]
+        rows = np.array([row], np.int32), np.array([len(row)], np.int32)
+        drafts = proposer.propose(*rows, num_sampled=np.zeros(1, np.int32) + (source == "store"))
+        if source == "row":
+            drafts = NgramProposer(proposer.config).propose(*rows)
+        assert drafts.draft_token_ids[0, : drafts.num_draft_tokens[0]].tolist() == valid
+
+
+# Invalid calls, copies.
+
+
+@pytest.mark.parametrize("config", [None, {"min_n": 2}])
+def test_config_of_wrong_type_is_rejected(config: Any) -> None:
+    with pytest.raises(TypeError, match="NgramProposer: config: expected NgramConfig, got"):
+        NgramProposer(config)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "num_tokens", "sampled_token_ids", "discard"])
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_step_rejects_mixed_arrays_and_tensors(kind: str, name: str) -> None:
+    names = "token_ids", "num_tokens", "sampled_token_ids", "discard"
+    arrays = dict(zip(names, (*make_rows(), np.zeros(NUM_ROWS, np.bool_)), strict=True))
+    arguments = {"numpy": arrays, "torch": {n: torch.tensor(a) for n, a in arrays.items()}}
+    other_kind = "torch" if kind == "numpy" else "numpy"
+    mixed_arguments: dict[str, Any] = {**arguments[kind], name: arguments[other_kind][name]}
+    with pytest.raises(ValueError, match=r"^ngram_step_: \w+: expected a .*, got \w+$"):
+        NgramProposer(CONFIG).step(**mixed_arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": np.zeros((NUM_ROWS, 80), np.int64)}, "token_ids: expected int32, got int64"),
+        ({"token_ids": [[1]]}, "token_ids: .* got list"),
+        ({"num_tokens": np.zeros(3, np.int32)}, "num_tokens: expected size 6, got size 3"),
+        ({"num_tokens": [1]}, "num_tokens: .* got"),
+        ({"num_sampled": None}, "num_sampled: expected an array with a store, got None"),
+    ],
+)
+def test_invalid_call_stores_nothing(change: dict[str, Any], message: str) -> None:
+    proposer = NgramProposer(CONFIG, store=NgramStore(8192))
+    tokens, lengths, _ = make_rows()
+    arguments: dict[str, Any] = {"token_ids": tokens, "num_tokens": lengths}
+    arguments["num_sampled"] = np.ones(NUM_ROWS, np.int32)
+    with pytest.raises(ValueError, match=message):
+        proposer.propose(**{**arguments, **change})
+    assert proposer.store is not None
+    assert proposer.store.statistics.tokens_held == 0
+    if "num_sampled" not in change:
+        del arguments["num_sampled"]
+        arguments["sampled_token_ids"] = np.ones((NUM_ROWS, 1), np.int32)
+        for advance in (True, False):
+            with pytest.raises(ValueError, match=message):
+                proposer.step(**{**arguments, **change}, advance=advance)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda proposer: pickle.loads(pickle.dumps(proposer))]
+)
+def test_copy_drafts_the_same(duplicate: Callable[[NgramProposer], NgramProposer]) -> None:
+    proposer = NgramProposer(NgramConfig(min_draft_probability=0.177))
+    tokens, lengths, _ = make_rows()
+    expected, drafts = (p.propose(tokens, lengths) for p in (proposer, duplicate(proposer)))
+    assert np.array_equal(drafts.draft_token_ids, expected.draft_token_ids)
+    assert isinstance(drafts, Drafts)
+
+
+TYPED_CALLS = """
+from typing import Any
+import numpy as np
+import numpy.typing as npt
+import torch
+from typing_extensions import assert_type
+from ngram_npu import Drafts, NgramProposer, StepResult
+
+def call(proposer: NgramProposer, array: npt.NDArray[np.int32], tensor: torch.Tensor) -> None:
+    assert_type(proposer.propose(array, array, num_sampled=array), Drafts[npt.NDArray[Any]])
+    assert_type(proposer.step(tensor, tensor, tensor), StepResult[torch.Tensor])
+    proposer.propose(array, tensor)  # type: ignore[type-var]
+    proposer.step(tensor, tensor, array)  # type: ignore[type-var]
+    proposer.step(tensor, tensor, tensor, slot_indices=array)  # type: ignore[type-var]
+"""
+
+
+@pytest.mark.slow
+def test_mypy_rejects_mixed_calls(tmp_path: Path) -> None:
+    """In strict mode, an unused "type: ignore" is an error, so every call with the comment must be
+    an error. mypy runs in the root, which has the configuration and the cache of `make lint`."""
+    pytest.importorskip("mypy")
+    file = tmp_path / "calls.py"
+    file.write_text(TYPED_CALLS)
+    command = [sys.executable, "-m", "mypy", str(file)]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+# Compiled steps and memory.
+
+
+@pytest.mark.parametrize("probability", [None, 0.177])
+def test_compiled_step_has_one_graph(probability: float | None) -> None:
+    proposer = NgramProposer(NgramConfig(min_draft_probability=probability))
+    batch, eager_batch = ([torch.from_numpy(a) for a in make_rows()] for _ in range(2))
+    proposer.step(*eager_batch)  # copies the tables of costs
+    expected = proposer.step(*eager_batch)
+    torch._dynamo.reset()
+    step: Any = torch.compile(lambda *args: proposer.step(*args), fullgraph=True, backend="eager")
+    step(*batch)
+    for result, array in zip(step(*batch), expected, strict=True):
+        assert (result is None and array is None) or torch.equal(result, array)
 
 
 View = Callable[[torch.Tensor], torch.Tensor]
@@ -277,7 +329,7 @@ def test_steps_allocate_no_copy_of_the_tokens(front_end: str) -> None:
     lengths: Any = np.full(rows, capacity - 2, np.int32)
     sampled: Any = np.zeros((rows, 1), np.int32)
     config = NgramConfig(min_n=2, max_n=3, k=4, max_len=capacity)
-    proposer = NgramProposer(config, "scan")
+    proposer = NgramProposer(config)
     if front_end != "numpy":
         tokens, lengths, sampled = map(torch.from_numpy, (tokens, lengths, sampled))
 

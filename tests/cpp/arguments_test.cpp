@@ -106,7 +106,7 @@ struct Call {
   NgramStepParams run_step() {
     return api::ngram_step_<ViewCall>(token_ids, num_tokens, sampled, has_optional_tensors ? &discard : nullptr,
                                       has_optional_tensors ? &row_indices : nullptr, true, 50, min_n, max_n, k,
-                                      match_policy, true, max_len, nullptr, 40, false, nullptr, &workspace);
+                                      match_policy, true, max_len, false, &workspace);
   }
 };
 
@@ -126,37 +126,6 @@ std::string get_step_error(const std::function<void(Call&)>& change) {
   change(call);
   const std::string message = get_error([&] { call.run_step(); }), prefix = "ngram_step_: ";
   return message.compare(0, prefix.size(), prefix) == 0 ? message.substr(prefix.size()) : message;
-}
-
-TEST(ArgumentsTest, IndexOperatorsRejectOtherDevices) {
-  Call arguments;
-  for (TensorView* tensor : {&arguments.token_ids, &arguments.num_tokens, &arguments.sampled, &arguments.workspace,
-                             &arguments.row_indices}) {
-    tensor->device = {1, 0};
-  }
-  const auto expect_error = [](const std::string& argument, const auto& call) {
-    EXPECT_EQ(get_error(call), argument +
-                                   ": expected device cpu (the index is in host memory; on other devices, call "
-                                   "ngram_propose or ngram_step_, which scan), got cuda:0");
-  };
-  const auto append = [&] {
-    api::ngram_index_append_<ViewCall>(arguments.token_ids, arguments.num_tokens, arguments.workspace, nullptr, nullptr,
-                                       1, 3, 0, false, false);
-  };
-  const TensorView& index = arguments.workspace;
-  expect_error("ngram_index_propose_: token_ids", [&] {
-    api::ngram_index_propose_<ViewCall>(arguments.token_ids, arguments.num_tokens, index, nullptr, nullptr, nullptr, 1,
-                                        3, 4, 0, false, 100, false, nullptr, 40, nullptr, false, nullptr);
-  });
-  expect_error("ngram_index_step_: token_ids", [&] {
-    api::ngram_index_step_<ViewCall>(arguments.token_ids, arguments.num_tokens, arguments.sampled, index, nullptr,
-                                     nullptr, nullptr, true, 50, 1, 3, 4, 0, false, 100, false, nullptr, 40, nullptr,
-                                     false, nullptr);
-  });
-  expect_error("ngram_index_append_: token_ids", append);
-  expect_error("ngram_index_reset_: index", [&] { api::ngram_index_reset_<ViewCall>(index, arguments.row_indices); });
-  arguments.workspace.device = {};  // the index is now in host memory, but its rows are not
-  expect_error("ngram_index_append_: token_ids", append);
 }
 
 TEST(ArgumentsTest, TensorsOnDifferentDevicesAreRejected) {

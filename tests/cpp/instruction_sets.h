@@ -45,5 +45,6 @@ inline Tokens make_random_row(RandomChoices& random, int64_t length, int64_t voc
 }
 
 constexpr int64_t kNoLimit = int64_t{1} << 40;  // value of max_len that limits no draft
+constexpr int64_t kAnyToken = INT32_MAX;        // default of vocab_size
 
 }  // namespace ngram_npu::test

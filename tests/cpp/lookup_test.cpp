@@ -204,16 +204,18 @@ class LookupTest : public InstructionSetTest {
   // end of the guarded memory. Varies k and overlap from call to call.
   void check(const Tokens& tokens, int64_t min_n, int64_t max_n) {
     for (const int32_t match_policy : {kEarliest, kLatest}) {
-      LookupOptions options{min_n, max_n, kMaxDraftTokens, kNoLimit, match_policy, false, false, nullptr, 0};
+      LookupOptions options{min_n, max_n, kMaxDraftTokens, kNoLimit, kAnyToken, match_policy, false, false};
       if (++calls_ % 4 == 0) options.k = 1 + calls_ % 7;
       options.overlap = calls_ % 3 == 0;
+      if (calls_ % 5 == 0) options.vocab_size = calls_ % 3;
       const Draft expected = compute_expected_draft(tokens, options);
       for (RowLookup* lookup : {&lookup_at_end_, &lookup_at_start_}) {
         const Draft actual = (*lookup)(tokens, options);
         ASSERT_TRUE(actual == expected) << (lookup == &lookup_at_end_ ? "end" : "start") << " at a guard, match_policy "
                                         << match_policy << ", n " << min_n << ".." << max_n << ", k " << options.k
-                                        << ", overlap " << options.overlap << ", row " << testing::PrintToString(tokens)
-                                        << ", expected " << testing::PrintToString(expected.tokens) << ", got "
+                                        << ", overlap " << options.overlap << ", vocab_size " << options.vocab_size
+                                        << ", row " << testing::PrintToString(tokens) << ", expected "
+                                        << testing::PrintToString(expected.tokens) << ", got "
                                         << testing::PrintToString(actual.tokens);
       }
     }
@@ -242,7 +244,7 @@ TEST_P(LookupTest, RowsThatCannotDraftAreNotRead) {
   params.num_tokens = num_tokens;
   params.num_sampled = num_sampled;
   params.batch = 5;
-  params.lookup = {1, 3, 1, 4096, kLatest, true, false, nullptr, 0};
+  params.lookup = {1, 3, 1, 4096, kAnyToken, kLatest, true, false};
   params.draft_token_ids = {drafts, params.lookup.k, 4};
   params.num_draft_tokens = num_draft;
   params.match_len = match_len;

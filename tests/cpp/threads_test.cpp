@@ -1,18 +1,16 @@
 // Tests calls that use several threads, and concurrent calls. This suite also runs with TSan.
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <thread>
 #include <vector>
 
-#include "core/ngram_index_layout.h"
 #include "cpu/machine.h"
-#include "entry_points.h"
 #include "instruction_sets.h"
 
 namespace ngram_npu::test {
@@ -115,8 +113,7 @@ struct Batch {
     params.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
     params.batch = kRows;
     params.advance = true;
-    params.vocab_size = 50000;
-    params.lookup = {2, 5, kDrafts, kNoLimit, match_policy, true, false, nullptr, 0};
+    params.lookup = {2, 5, kDrafts, kNoLimit, 50000, match_policy, true, false};
     params.next_token_ids = results[2].data();
     params.num_sampled = results[3].data();
     params.draft_token_ids = {results[4].data(), params.lookup.k, 4};
@@ -185,7 +182,7 @@ TEST_P(ThreadsTest, NumberOfThreadsFollowsWorkAndBatchSize) {
     params.num_tokens = lengths.data();
     params.row_indices = {indices.data(), 8};
     params.batch = static_cast<int64_t>(indices.size());
-    params.lookup = {1, 1, 1, kNoLimit, kEarliest, false, false, nullptr, 0};
+    params.lookup = {1, 1, 1, kNoLimit, kAnyToken, kEarliest, false, false};
     params.draft_token_ids = {drafts.data(), params.lookup.k, 4};
     params.num_draft_tokens = num_draft.data();
     params.match_len = match_len.data();
@@ -204,166 +201,6 @@ TEST_P(ThreadsTest, NumberOfThreadsFollowsWorkAndBatchSize) {
   EXPECT_EQ(count_tasks({min_tokens, min_tokens}, {0, -1, 2, int64_t{1} << 40}), 1);
   EXPECT_EQ(count_tasks({}, {}), 1);
 }
-
-}  // namespace
-
-// Tests that an index to which several threads append gives the same drafts as an index built by one thread, with
-// enough pages and with too few.
-namespace {
-
-constexpr int64_t kRows = 12, kCapacity = 6000, kDrafts = 4;
-
-// Options of the index operators.
-struct Lookup {
-  LookupOptions options;
-  bool ladder = false;
-  const uint8_t* costs = nullptr;
-};
-
-LookupOptions make_options(int64_t min_n, int64_t max_n, int32_t match_policy) {
-  return {min_n, max_n, kDrafts, kNoLimit, match_policy, false, false, nullptr, 0};
-}
-
-// Rows and their index.
-class IndexedRows {
- public:
-  IndexedRows(int64_t pages, Tokens tokens, Lookup lookup = {make_options(2, 4, kEarliest)})
-      : num_pages_(pages), tokens_(std::move(tokens)), lookup_(lookup) {}
-
-  // Appends to all rows if no slots are given.
-  void append_to_index(const Executor* executor, const Tokens& slots = {}) {
-    const NgramIndexAppendParams params{{tokens_.data(), kRows, kCapacity, kCapacity},
-                                        lengths_.data(),
-                                        {},
-                                        slots.empty() ? kRows : length_of(slots),
-                                        lookup_.options.min_n,
-                                        lookup_.options.max_n,
-                                        lookup_.options.match_policy,
-                                        lookup_.ladder,
-                                        lookup_.costs != nullptr,
-                                        index_.access({slots.data(), slots.empty() ? 0 : 4}),
-                                        executor};
-    EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&params, nullptr), kOk);
-  }
-
-  void reset_slots(const Tokens& slots) {
-    const NgramIndexResetParams params{index_.access({slots.data(), 4}), length_of(slots)};
-    EXPECT_EQ(ngram_npu_cpu_ngram_index_reset_(&params, nullptr), kOk);
-  }
-
-  // Appends the rows to the index, then drafts in steps in which the rows grow. Returns all drafts and their costs.
-  Tokens append_and_draft(const Executor* executor) {
-    std::fill(lengths_.begin(), lengths_.end(), kCapacity - 100);
-    append_to_index(executor);
-    EXPECT_EQ(index_.find_fault(), 0);
-    Tokens results, num_draft(kRows), match_len(kRows), drafts(kRows * kDrafts);
-    std::vector<uint8_t> draft_costs(kRows * kDrafts);
-    for (int step = 0; step < 15; ++step) {
-      for (int32_t& length : lengths_) length += 3;
-      NgramIndexProposeParams params{};
-      params.propose.token_ids = {tokens_.data(), kRows, kCapacity, kCapacity};
-      params.propose.num_tokens = lengths_.data();
-      params.propose.batch = kRows;
-      params.propose.lookup = lookup_.options;
-      params.propose.draft_token_ids = {drafts.data(), kDrafts, 4};
-      params.propose.num_draft_tokens = num_draft.data();
-      params.propose.match_len = match_len.data();
-      params.index = index_.access();
-      params.catch_up_tokens = -1;
-      params.ladder = {lookup_.ladder, lookup_.costs, 40};
-      if (lookup_.costs != nullptr) params.propose.draft_costs = {draft_costs.data(), kDrafts};
-      EXPECT_EQ(ngram_npu_cpu_ngram_index_propose_(&params, nullptr), kOk);
-      results.insert(results.end(), drafts.begin(), drafts.end());
-      results.insert(results.end(), draft_costs.begin(), draft_costs.end());
-    }
-    return results;
-  }
-
-  // Writes a slot state with the largest directory, whose entries all refer to page 0. No slot owns page 0, so
-  // resetting the slot frees no pages, but takes long.
-  void make_reset_slow(int64_t slot) {
-    int32_t* state = index_.data() + index::kHeaderWords + slot * index::kSlotWords;
-    state[index::kSlotPages] = 1;
-    state[index::kSlotDepth] = index::kMaxDepth;
-    std::fill_n(index_.end() - num_pages_ * index::kPageWords, index::kPageWords,
-                static_cast<int32_t>(index::kMaxDepth));
-  }
-
-  bool is_valid(int64_t slot, int64_t row) {
-    return index_.find_fault() == 0 &&
-           ngram_npu_cpu_ngram_index_check_row(index_.data(), index_.count(), slot, tokens_.data() + row * kCapacity,
-                                               kCapacity) == 0;
-  }
-
- private:
-  const int64_t num_pages_;
-  Tokens tokens_, lengths_ = Tokens(kRows, kCapacity);
-  const Lookup lookup_;
-  Index index_{kRows, num_pages_};
-};
-
-TEST(IndexThreadsTest, DraftsOfSeveralThreadsEqualThoseOfOneThread) {
-  RandomChoices random(3);
-  std::vector<uint8_t> costs(kCostRows * kRowCostColumns);
-  for (uint8_t& cost : costs) cost = static_cast<uint8_t>(random.below(40));
-  const LookupOptions ladder = make_options(1, kLadderMaxN, kLatest);
-  const Lookup lookups[] = {
-      {make_options(2, 4, kEarliest)}, {make_options(2, 4, kLatest)}, {ladder, true}, {ladder, true, costs.data()}};
-  for (const int64_t vocab_size : {40, 3000}) {
-    const Tokens tokens = make_random_row(random, kRows * kCapacity, vocab_size);
-    for (const Lookup& lookup : lookups) {
-      for (const int64_t pages : {1000, 60}) {  // 60 pages are too few for all rows
-        // With too few pages, the order of the threads decides which rows have no pages and therefore no outcomes.
-        if (pages == 60 && lookup.costs != nullptr) continue;
-        ThreadExecutor threads(4, 1000);
-        EXPECT_EQ(IndexedRows(pages, tokens, lookup).append_and_draft(threads.get()),
-                  IndexedRows(pages, tokens, lookup).append_and_draft(nullptr));
-        EXPECT_EQ(threads.num_tasks(), 4);
-      }
-    }
-  }
-}
-
-TEST(IndexThreadsTest, DuplicateSlotsAreIndexedByOneThread) {
-  RandomChoices random(5);
-  const ThreadExecutor threads(4, 1000);
-  IndexedRows indexed_rows(1000, make_random_row(random, kRows * kCapacity, 300));
-  indexed_rows.append_to_index(threads.get(), {3, 3, 5, 3, -1, -1, 99});
-  EXPECT_EQ(threads.num_calls(), 0);
-  EXPECT_TRUE(indexed_rows.is_valid(3, 3));
-  EXPECT_TRUE(indexed_rows.is_valid(5, 2));
-  indexed_rows.append_to_index(threads.get(), {3, 4, 5, 6, -1, -1, 99});
-  EXPECT_EQ(threads.num_tasks(), 4);
-  EXPECT_TRUE(indexed_rows.is_valid(6, 3));
-}
-
-#if !defined(__SANITIZE_THREAD__)  // TSan does not support forking a process with threads
-
-TEST(IndexThreadsTest, ForkedChildAppendsWhileParentUsesIndex) {
-  RandomChoices random(5);
-  const Tokens tokens = make_random_row(random, kRows * kCapacity, 300);
-  IndexedRows parent_rows(10, tokens), child_rows(200, tokens);
-  std::atomic<bool> must_stop{false};
-  std::thread reset_thread([&] {  // is nearly always inside ngram_index_reset_, and does not call malloc
-    const Tokens slot = {0};
-    while (!must_stop) {
-      parent_rows.make_reset_slow(0);
-      parent_rows.reset_slots(slot);
-    }
-  });
-  bool succeeded = true;
-  for (int i = 0; i < 5 && succeeded; ++i) {
-    succeeded = succeeds_in_child([&] {
-      child_rows.append_to_index(nullptr, {7});
-      return child_rows.is_valid(7, 0);
-    });
-  }
-  must_stop = true;
-  reset_thread.join();
-  EXPECT_TRUE(succeeded);
-}
-
-#endif
 
 }  // namespace
 
@@ -417,6 +254,33 @@ TEST(ThreadPoolTest, CallToBusyPoolDoesNotWait) {
   blocking_thread.join();
 }
 
+// sched_getaffinity of a machine whose kernel has sets of 4,096 cores, of which 1,500 are available.
+int get_affinity_of_large_machine(pid_t, size_t bytes, cpu_set_t* cores) {
+  constexpr size_t kKernelBytes = 4096 / 8;
+  if (bytes < kKernelBytes) {
+    errno = EINVAL;
+    return -1;
+  }
+  for (size_t core = 0; core < 1500; ++core) CPU_SET_S(core, bytes, cores);
+  return 0;
+}
+
+TEST(CoreCountTest, MoreCoresThanOneSetAreCounted) {
+  EXPECT_EQ(cpu::count_available_cores(get_affinity_of_large_machine), 1500);
+}
+
+TEST(CoreCountTest, FailingSystemCallGivesOneCore) {
+  for (const int error : {EINVAL, EPERM}) {
+    static int error_to_return;
+    error_to_return = error;
+    const auto fail = [](pid_t, size_t, cpu_set_t*) {
+      errno = error_to_return;
+      return -1;
+    };
+    EXPECT_EQ(cpu::count_available_cores(fail), 1);
+  }
+}
+
 // Exits with status 0 if the pool has the expected maximum number of threads.
 [[noreturn]] void exit_after_thread_check(const char* omp_num_threads, int32_t expected) {
   setenv("OMP_NUM_THREADS", omp_num_threads, 1);
@@ -426,10 +290,9 @@ TEST(ThreadPoolTest, CallToBusyPoolDoesNotWait) {
 // The test binary is executed again, because the pool reads the environment at first use.
 TEST(ThreadPoolDeathTest, OmpNumThreadsOverridesTheNumberOfCores) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
-  cpu_set_t cores;
-  ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+  const int32_t num_cores = cpu::count_available_cores();
   const std::pair<const char*, int32_t> cases[] = {
-      {"3", 3}, {"1", 1}, {"5,2", 5}, {"99999999999999", 1024}, {"0", CPU_COUNT(&cores)}, {"many", CPU_COUNT(&cores)}};
+      {"3", 3}, {"1", 1}, {"5,2", 5}, {"99999999999999", 1024}, {"0", num_cores}, {"many", num_cores}};
   for (const auto& [value, expected] : cases) {
     EXPECT_EXIT(exit_after_thread_check(value, expected), testing::ExitedWithCode(0), "") << value;
   }

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from backends import FRONT_ENDS, Backend
 from ngram_npu import NgramConfig, NgramProposer
-from ops import reference
-from ops.reference.store import compute_promise, mix, update_counts
-from ops.specs.store import UNLIMITED, make_drafts, make_store
+from ops.reference.merging import compute_expected_tokens
+from ops.specs.inputs import ANY_TOKEN, UNLIMITED
 
 
 @pytest.fixture(params=FRONT_ENDS, ids=lambda b: b.name)
@@ -29,15 +28,15 @@ def propose(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
-    match_costs: list[int] | None = None,
+    vocab_size: int = ANY_TOKEN,
     fill: bool = False,
 ) -> list[int]:
     """Returns the draft for a row with this context; with ``fill`` all k tokens."""
     tokens = np.full((1, 32), -7, np.int32)
     tokens[0, : len(context)] = context
     lengths = np.array([len(context)], np.int32)
-    table = None if match_costs is None else np.array(match_costs, np.uint8)
-    args = (tokens, lengths, None, None, *n, k, match_policy, overlap, max_len, table, 40, fill)
+    lookup = *n, k, match_policy, overlap, max_len, vocab_size, fill
+    args = (tokens, lengths, None, None, *lookup)
     draft, count, _ = front_end.call("ngram_propose", args)
     if fill:
         return draft[0].tolist()
@@ -47,7 +46,7 @@ def propose(
 
 LATEST = {"match_policy": 1}
 REPEATED = [1, 2, 3, 4, 1, 2]
-COSTS = [1, 2, 3, 4, 5, 1, 2]
+PERIOD = [1, 2, 3, 4, 5, 1, 2]
 
 # The modes of vLLM's `ngram`, its V1 `ngram_gpu` and its V2 speculator, and of the n-gram kernel of
 # vLLM-Ascend, as their projects document these modes. Values: context, (min_n, max_n), k, options,
@@ -73,14 +72,18 @@ PROPOSALS = {
         [7, 1, 2, 3, 1, 2, 3], (2, 3), 8, {"overlap": True}, [1, 2, 3, 1, 2, 3, 1, 2],
     ),
     "overlap-of-one-token": ([4, 4, 4], (2, 2), 5, {"overlap": True}, [4] * 5),
-    # Only this project: token j has the cost of a match that is j tokens longer. The limit is 40.
-    "cost-reaches-limit": (COSTS, (2, 2), 4, {"match_costs": [0, 0, 15, 25, *[1] * 12]}, [3, 4]),
-    "cost-of-two-tokens": (COSTS, (2, 2), 4, {"match_costs": [20] * 16}, [3, 4]),
-    "cost-above-limit": (COSTS, (2, 2), 4, {"match_costs": [41] * 16}, []),
-    "last-cost-for-longer-matches": (
-        [4] * 30, (14, 14), 9, {"overlap": True, "match_costs": [0] * 15 + [13]}, [4] * 4,
+    "filled-at-max-len": (PERIOD, (2, 2), 3, {"max_len": 7, "fill": True}, [2] * 3),
+    # Only this project: no token outside the vocabulary is drafted, or fills a position.
+    "ends-before-invalid-id": (PERIOD, (2, 2), 4, {"vocab_size": 5}, [3, 4]),
+    "first-id-is-invalid": (PERIOD, (2, 2), 4, {"vocab_size": 3}, []),
+    "first-id-is-negative": ([1, 2, -1, 4, 1, 2], (2, 2), 4, {}, []),
+    "fill-ends-before-invalid-id": (
+        PERIOD, (2, 2), 5, {"vocab_size": 5, "max_len": 8, "fill": True}, [3, 4, 2, 2, 2],
     ),
-    "filled-at-max-len": (COSTS, (2, 2), 3, {"max_len": 7, "overlap": True, "fill": True}, [2] * 3),
+    "newest-token-is-invalid": (
+        [1, 9, 3, 1, 9], (2, 2), 3, {"vocab_size": 9, "fill": True}, [3, 1, 0],
+    ),
+    "empty-vocabulary": (PERIOD, (2, 2), 2, {"vocab_size": 0, "fill": True}, [-1, -1]),
 }  # fmt: skip
 
 
@@ -90,11 +93,10 @@ def test_proposal_equals_hand_computed_draft(front_end: Backend, proposal: tuple
     assert propose(front_end, context, n=n, k=k, **options) == expected
 
 
-@pytest.mark.parametrize("costs", [None, [20] * 16, [41] * 16])
-def test_fill_ignores_costs(front_end: Backend, costs: list[int] | None) -> None:
-    options = {"n": (2, 2), "k": 7, "match_costs": costs, "fill": True}
-    assert propose(front_end, COSTS, **options) == [3, 4, 5, 1, 2, 2, 2]
-    overlapping = propose(front_end, COSTS, **options, max_len=8, overlap=True)
+def test_fill_continues_the_draft(front_end: Backend) -> None:
+    options = {"n": (2, 2), "k": 7, "fill": True}
+    assert propose(front_end, PERIOD, **options) == [3, 4, 5, 1, 2, 2, 2]
+    overlapping = propose(front_end, PERIOD, **options, max_len=8, overlap=True)
     assert overlapping == [3, 4, 5, 1, 2, 3, 4]
 
 
@@ -125,83 +127,9 @@ def test_step_equals_hand_computed_step(step_case: tuple, advance: bool) -> None
     assert lengths.tolist() == [len(row) if advance else 6]
 
 
-# The store.
-
-
-def run_store_step(
-    store: np.ndarray, row: list[int], num_sampled: int, scope: int
-) -> tuple[list[int], int]:
-    """Runs a step of a request in slot 0. Returns its draft and match length."""
-    drafts = make_drafts(1, 6)
-    reference.ngram_store_step_(
-        np.array([row], np.int32), np.array([len(row)], np.int32),
-        np.array([num_sampled], np.int32), store, None, None, np.array([scope]),
-        *drafts.values(), UNLIMITED, np.zeros((16, 56), np.uint8), 0,
-    )  # fmt: skip
-    ids, counts, match_len, _ = drafts.values()
-    return ids[0, : counts[0]].tolist(), int(match_len[0])
-
-
-def test_longest_ngram_of_the_scope_is_drafted() -> None:
-    store = make_store(1, 64, 8)
-    for text in ([3, 4, 20], [1, 2, 3, 4, 10]):
-        run_store_step(store, [0, *text], len(text), -1)
-        reference.ngram_store_finish_(store, np.array([0]))
-    for row, scope, expected in (
-        ([8, 1, 2, 3, 4], 0, ([], 0)),
-        ([8, 1, 2, 3, 4], -1, ([10], 4)),
-        ([8, 3, 4], -1, ([20], 2)),
-        ([8, 5], -1, ([], 0)),
-    ):
-        assert run_store_step(store, row, 1, scope) == expected
-
-
-def draft_after_outcomes(outcomes: str) -> str:
-    """Returns the token that is drafted after an n-gram. In earlier requests, the n-gram was
-    followed by the characters of ``outcomes``."""
-    store = make_store(1, 64, 8)
-    for outcome in outcomes:
-        run_store_step(store, [1, 7, ord(outcome)], 2, 0)
-        reference.ngram_store_finish_(store, np.array([0]))
-    draft, _ = run_store_step(store, [2, 7], 1, 0)
-    return chr(draft[0])
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "expected"),
-    [
-        ("a", "a"),
-        ("ab", "a"),  # `wrong` is 1, not above `right` + 1
-        ("abb", "b"),
-        ("aab", "a"),
-        ("aabb", "a"),
-        ("aabbb", "b"),
-        ("aabbbaa", "a"),  # after the change to b, `wrong` begins at 1
-        ("aaaaabbcab", "a"),
-        ("abcabc", "c"),
-    ],
-)
-def test_entry_predicts_token_of_majority(outcomes: str, expected: str) -> None:
-    assert draft_after_outcomes(outcomes) == expected
-
-
-def test_entry_changes_after_seventeen_other_outcomes() -> None:
-    rng = np.random.default_rng(4)
-    for _ in range(10):
-        first_outcomes = "".join(rng.choice(list("ab"), int(rng.integers(1, 60)), p=[0.9, 0.1]))
-        assert draft_after_outcomes(first_outcomes + "c" * 17) == "c"
-    assert draft_after_outcomes("a" * 16 + "c" * 16) == "a"
-
-
-def test_counts_of_entry_are_halved_at_maximum() -> None:
-    assert update_counts(15, 9, True) == (8, 4, True)
-    assert update_counts(15, 15, False) == (7, 8, False)
-    assert update_counts(14, 15, False) == (0, 1, True)
-
-
-def test_hash_and_promise_equal_values_of_contract() -> None:
-    assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # SplitMix64's first number for seed 0
-    assert compute_promise([]) == 0
-    assert compute_promise([0] * 9) == 9 * 65536
-    assert compute_promise([16]) == 32759  # half of 65536, minus sixteen roundings
-    assert compute_promise([128, 0, 128]) == 2 * compute_promise([128]) > 0  # the last sum is 256
+def test_expected_tokens_equal_values_of_contract() -> None:
+    assert compute_expected_tokens([]) == 0
+    assert compute_expected_tokens([0] * 9) == 9 * 65536
+    assert compute_expected_tokens([16]) == 32759  # half of 65536, minus sixteen roundings
+    one = compute_expected_tokens([128])
+    assert compute_expected_tokens([128, 0, 128]) == 2 * one > 0  # the last sum is 256

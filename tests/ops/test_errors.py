@@ -33,7 +33,6 @@ SCALAR_RANGES: dict[str, tuple[int, int | None]] = {
     "min_n": (1, None),
     "match_policy": (0, 1),
     "k": (0, 64),
-    "cost_limit": (0, INT32_END - 1),
     "min_match_len": (0, INT32_END - 1),
     "threshold": (0, INT32_END - 1),
     "max_new": (1, INT32_END - 1),
@@ -89,11 +88,10 @@ def test_bad_call_is_rejected_before_anything_is_written(
 
 
 TENSORS_OF_ANY_SIZE = {
-    "index", "store", "slots", "workspace", "input_ids", "neural_acceptance", "positions",
+    "slots", "workspace", "input_ids", "neural_acceptance", "positions",
     "block_table", "slot_mapping", "num_computed_tokens", "num_accepted_tokens", "num_sampled_prev",
     "num_draft_prev", "correct_spec_state_: seq_lens", "correct_spec_state_: discard",
     "correct_spec_state_: num_tokens",
-    "ngram_index_reset_: slot_indices", "ngram_store_finish_: slot_indices",
 }  # fmt: skip
 """Tensors that may be larger than necessary, or whose size is not determined by another tensor.
 A name may be limited to an operator."""

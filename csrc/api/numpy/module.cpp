@@ -6,7 +6,6 @@
 #include "api/merging.h"
 #include "api/numpy/numpy_call.h"
 #include "api/numpy/schema.h"
-#include "api/store.h"
 #include "cpu/machine.h"
 
 namespace ngram_npu::numpy {
@@ -37,17 +36,13 @@ PYBIND11_MODULE(_C, m) {
   m.attr("compiler") = "g++ " __VERSION__;
   m.attr("MAX_NGRAM") = kMaxNgram;
   m.attr("MAX_DRAFT_TOKENS") = kMaxDraftTokens;
-  m.attr("MAX_INDEX_SPAN") = kMaxIndexSpan;  // upper limit of max_n - min_n + 1 with an index
   m.def("instruction_set", [] { return std::string(ngram_npu_cpu_instruction_set()); });
   m.def("set_instruction_set", set_instruction_set, arg("name"));
   m.def("num_threads", ngram_npu_cpu_num_threads);
   m.def("set_num_threads", set_num_threads, arg("limit"));
   m.def("workspace_words", &api::workspace_words, arg("op"), arg("batch"));
   define_operators(m);
-  define_index_tools(m);
-  define_row_tools(m);  // finding the requests of rows, packing rows for copies to a device
-  define_store_tools(m);
-  define_stream_drafter(m);  // drafting on the host in the order of a device's stream
+  define_row_tools(m);
 }
 
 }  // namespace

@@ -30,11 +30,8 @@ inline api::DType dtype_of(const py::dtype& dtype) {
   return DType::kOther;
 }
 
-// Each of these functions adds members to the module _C; module.cpp calls these functions.
-void define_index_tools(py::module_& m);
+// Adds functions for rows to the module _C.
 void define_row_tools(py::module_& m);
-void define_store_tools(py::module_& m);
-void define_stream_drafter(py::module_& m);
 
 class NumpyCall : public api::Arguments {
  public:

@@ -1,52 +1,12 @@
-// numpy bindings for rows of a token buffer. RowRecognizer finds the request in each row, for the drafter of vLLM's V1
-// runner. pack_rows and join_spans pack rows for copies to the device, for AsyncSpecState.
-#include <algorithm>
+// numpy bindings of the functions that pack rows for copies to the device, for AsyncSpecState.
 #include <string>
 #include <vector>
 
 #include "api/numpy/numpy_call.h"
 #include "cpu/row_packing.h"
-#include "cpu/row_recognizer.h"
 
 namespace ngram_npu::numpy {
 namespace {
-
-constexpr const char* kRecognizerName = "RowRecognizer";
-
-template <class T>
-py::array_t<T> make_array(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
-cpu::RowRecognizer make_recognizer(int64_t num_slots) {
-  api::Arguments(kRecognizerName).check_scalar("num_slots", num_slots, 0, INT32_MAX);
-  return cpu::RowRecognizer(num_slots);
-}
-
-// Assigns a slot to each row. Returns (slots [B] int32, indices of the rows with a new request, int64).
-py::tuple assign_slots(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_tokens, py::handle num_sampled) {
-  NumpyCall call(kRecognizerName);
-  const api::TensorView lengths = call.view("num_tokens", num_tokens);
-  const int32_t* num_tokens_data = call.check_int32s(lengths, api::kAnySize);
-  const int64_t batch = lengths.sizes[0];
-  const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
-  const auto rows = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
-  if (rows.rows < batch)
-    call.fail("token_ids", std::to_string(batch) + " rows or more", std::to_string(rows.rows) + " rows");
-  if (batch > self.num_slots()) {
-    call.fail("num_tokens", "at most " + std::to_string(self.num_slots()) + " items (the number of slots)",
-              std::to_string(batch));
-  }
-  py::array_t<int32_t> slots(batch);
-  const std::vector<int64_t> new_rows =
-      self.assign_slots(rows, num_tokens_data, num_sampled_data, batch, slots.mutable_data());
-  return py::make_tuple(std::move(slots), make_array(new_rows));
-}
-
-py::array_t<int32_t> free_absent_slots(cpu::RowRecognizer& self, int64_t steps) {
-  api::Arguments(kRecognizerName).check_scalar("steps", steps, 0, INT32_MAX);
-  return make_array(self.free_absent_slots(steps));
-}
 
 // Packs the rows into chunks of 64 items for one copy to the device. Returns (destination chunk indices [C] int64,
 // chunks [C, 64] int32, number of chunks of rows [0, split), smallest item of the other rows). The first chunk of row i
@@ -110,12 +70,6 @@ void define_row_tools(py::module_& m) {
   m.attr("CHUNK_ITEMS") = cpu::kChunkItems;
   m.def("pack_rows", pack_rows, arg("rows"), arg("first_chunks"), arg("min_items"), arg("split"));
   m.def("join_spans", join_spans, arg("items"), arg("begins"), arg("counts"));
-  py::class_<cpu::RowRecognizer>(m, kRecognizerName)
-      .def(py::init(&make_recognizer), arg("num_slots"))
-      .def("assign", &assign_slots, arg("token_ids"), arg("num_tokens"), arg("num_sampled"))
-      .def("free_absent_slots", &free_absent_slots, arg("steps"))
-      .def_property_readonly("row_slots", [](const cpu::RowRecognizer& self) { return make_array(self.row_slots()); })
-      .def("__copy__", [](const cpu::RowRecognizer& self) { return cpu::RowRecognizer(self); });
 }
 
 }  // namespace ngram_npu::numpy

@@ -6,7 +6,6 @@
 #include "api/device_store.h"
 #include "api/drafting.h"
 #include "api/merging.h"
-#include "api/store.h"
 #include "api/torch/torch_call.h"
 #include "schemas.h"
 

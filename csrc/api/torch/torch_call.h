@@ -29,15 +29,12 @@ Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> siz
 // Returns an executor that uses torch's thread pool (at::parallel_for) with torch.get_num_threads() threads.
 Executor torch_executor();
 
-// The workspace of a call: the caller's tensor, zeroed memory for this call, or no memory if the kernel needs none.
+// The workspace of a call: the caller's tensor, memory for this call, or no memory if the kernel needs none.
 class Workspace {
  public:
   Workspace() = default;
   explicit Workspace(void* data) : data_(data) {}
-  explicit Workspace(Tensor tensor) : tensor_(std::move(tensor)) {
-    torch::stable::zero_(*tensor_);
-    data_ = tensor_->mutable_data_ptr();
-  }
+  explicit Workspace(Tensor tensor) : tensor_(std::move(tensor)), data_(tensor_->mutable_data_ptr()) {}
 
   void* data() const { return data_; }  // null if the kernel needs no workspace
 

@@ -21,7 +21,6 @@ from ngram_npu.async_state.results import (
 )
 from ngram_npu.async_state.state import AsyncSpecState
 from ngram_npu.async_state.verify import verify_greedy
-from ngram_npu.host_drafting import Stop
 
 __all__ = [
     "Admission",
@@ -41,7 +40,6 @@ __all__ = [
     "Reconciled",
     "StepInputs",
     "StepOutputs",
-    "Stop",
     "StreamDevice",
     "verify_greedy",
 ]

@@ -10,9 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.config import INDEX_POLICY, NgramConfig
-from ngram_npu.drafting import uses_index
-from ngram_npu.host_drafting import Stop
+from ngram_npu.config import NgramConfig
 
 IntArray = npt.NDArray[np.integer[Any]]
 """Integers of any dtype, one-dimensional unless stated otherwise; int32 needs no conversion."""
@@ -55,10 +53,6 @@ class MergeConfig:
     """Minimum expected number of accepted tokens of an n-gram draft, 0 to 32767."""
     extend: bool = False
     """Whether n-gram drafts that begin with the neural draft may extend it."""
-    match_costs: Sequence[int] | None = None
-    """[16], the cost of an n-gram draft token by match length, in sixteenths of a bit, 0 to 255. By
-    default, fitted costs are used. Ignored for a ladder with a `min_draft_probability`, whose
-    lookup provides the cost of each token."""
 
     def __post_init__(self) -> None:
         length = self.min_match_len
@@ -69,13 +63,6 @@ class MergeConfig:
                 f"MergeConfig: min_accepted: expected 0 to {_MAX_ACCEPTED}, "
                 f"got {self.min_accepted!r}"
             )
-        if self.match_costs is not None:
-            costs = np.asarray(self.match_costs)
-            if costs.shape != (16,) or costs.dtype.kind not in "iu" or (costs & ~255).any():
-                raise ValueError(
-                    "MergeConfig: match_costs: expected 16 integers from 0 to 255, "
-                    f"got {self.match_costs!r}"
-                )
 
 
 @dataclass(frozen=True)
@@ -95,17 +82,6 @@ class AsyncConfig:
     """Maximum number of tokens per step, over all its requests."""
     kv_groups: tuple[KVGroup, ...]
     """At least one."""
-    engine: Literal["index", "scan", "auto"] = "auto"
-    """Lookup method: an index of the rows, or a scan of the rows. Both give the same drafts.
-    ``"auto"`` uses the index on the CPU if ``row_capacity`` exceeds 2048 tokens, and the scan
-    otherwise. The index, and thus a ladder, requires the CPU or ``draft_on="host"``."""
-    draft_on: Literal["auto", "device", "host"] = "auto"
-    """Where lookups run. ``"host"``: in a host function in stream order, with index and store in
-    host memory; tokens enter the store one step later. ``"auto"`` means ``"host"`` if there is a
-    store and the device is not the CPU, and ``"device"`` otherwise."""
-    token_capacity: int | None = None
-    """Number of tokens that the index can hold for all rows together, e.g. the capacity of the KV
-    cache (default: enough for full rows). Rows that do not fit are scanned."""
     merge: MergeConfig | None = None
     """How n-gram drafts are merged with neural drafts. Each end_step then requires a neural drafter
     (default: no merging)."""
@@ -142,41 +118,7 @@ class AsyncConfig:
             raise ValueError(
                 f"AsyncConfig: slot_dtype: expected 'int32' or 'int64', got {self.slot_dtype!r}"
             )
-        if self.draft_on not in ("auto", "device", "host"):
-            raise ValueError(
-                f"AsyncConfig: draft_on: expected 'auto', 'device' or 'host', got {self.draft_on!r}"
-            )
-        self.uses_index(on_cpu=True)
-        if self.token_capacity is not None:
-            self._check_range("token_capacity", 0, _INT32_MAX)
         self._check_layout()
-
-    @property
-    def index_capacity(self) -> int:
-        """Number of tokens that the index can hold."""
-        if self.token_capacity is None:
-            return self.max_rows * self.row_capacity
-        return self.token_capacity
-
-    def drafts_on_host(self, *, on_cpu: bool, has_store: bool) -> bool:
-        if self.draft_on == "auto":
-            return has_store and not on_cpu
-        return self.draft_on == "host"
-
-    def uses_index(self, *, on_cpu: bool) -> bool:
-        """Returns whether lookups use an index. Devices other than the CPU may not support one.
-
-        Raises:
-            ValueError: ``engine`` contradicts ``ngram``.
-        """
-        return uses_index(
-            self.ngram,
-            self.engine,
-            capacity=self.row_capacity,
-            max_scan=INDEX_POLICY.max_scan_row_capacity if on_cpu else self.row_capacity,
-            device_type="cpu",
-            prefix="AsyncConfig: ",
-        )
 
     def _check_layout(self) -> None:
         """Checks the requirements of the operators that compute KV slots.
@@ -219,10 +161,8 @@ class Admission:
     num_computed_tokens: int = 0
     """Number of tokens with keys and values in these blocks (prefix cache), below T."""
     scope: int = 0
-    """With a store: requests share text only within a scope (:func:`ngram_npu.scope_of`)."""
-    stop: Stop | None = None
-    """With a store and drafts on the host: stop conditions of the request. Its text is stored up to
-    the first stop. Without stop conditions, the tokens of its last step are not stored."""
+    """With a store: requests share text only within a scope (:func:`ngram_npu.scope_of`). -1
+    (``PRIVATE_SCOPE``): the request shares with nobody."""
     rope_positions: IntArray | None = None
     """[D,L], L at most T: rotary positions of the first L tokens, those of a prompt with images.
     Requires ``AsyncConfig.position_dims`` above 1 (default: L = 0)."""

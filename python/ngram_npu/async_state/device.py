@@ -9,11 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ngram_npu.config import NgramConfig
-from ngram_npu.host_drafting import Stream as HostFunctionStream
-from ngram_npu.host_drafting import SynchronousStream, current_stream
-from ngram_npu.index import NgramIndex, make_index
-
 Stream = Literal["main", "side"]
 """`main` is the stream of the model, which is current when a method is called. `side` is for copies
 to the host that must not delay the main stream."""
@@ -33,20 +28,6 @@ class Device(Protocol):
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns zeros in host memory that is pinned if the device supports it."""
-
-    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
-        """Returns an empty index on the device for the settings ``ngram``.
-
-        Raises:
-            ValueError: The device does not support an index, or a size is out of bounds.
-        """
-
-    def host_function_stream(self) -> HostFunctionStream:
-        """Returns the stream that runs host functions in the order of the main stream.
-
-        Raises:
-            RuntimeError: The device cannot run host functions.
-        """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         """Enqueues a copy to, from or within the device. The source must not change meanwhile."""
@@ -68,12 +49,6 @@ class CpuDevice:
         return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
 
     host_tensor = tensor
-
-    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
-        return make_index(ngram, num_slots, token_capacity, kind="torch")
-
-    def host_function_stream(self) -> HostFunctionStream:
-        return SynchronousStream()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
@@ -101,17 +76,6 @@ class StreamDevice:
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
-
-    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
-        option = "NgramConfig: sizes: expected 'consecutive'"
-        if not ngram.is_ladder:
-            option = "AsyncConfig: engine: expected 'auto' or 'scan'"
-        raise ValueError(
-            f"{option} on {self._device.type}: an index must be in host memory; use draft_on='host'"
-        )
-
-    def host_function_stream(self) -> HostFunctionStream:
-        return current_stream(self._device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream == "main":

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from ngram_npu.async_state.batch import ACCEPTANCE_UNIT, AsyncConfig, MergeConfig
-from ngram_npu.async_state.device import CpuDevice, Device
-from ngram_npu.async_state.host_state import RowChanges
+from ngram_npu.async_state.device import Device
 from ngram_npu.async_state.results import (
     NeuralDrafter,
     NeuralDrafts,
@@ -18,13 +16,10 @@ from ngram_npu.async_state.results import (
     RaggedDrafterBatch,
     StepOutputs,
 )
-from ngram_npu.async_state.upload import Int64Array, make_upload
-from ngram_npu.config import NgramConfig, default_match_costs
-from ngram_npu.drafting import Drafting
-from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
-from ngram_npu.index import NgramIndex, make_index
+from ngram_npu.async_state.upload import make_upload
+from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.ops import workspace_size
-from ngram_npu.store import NgramStore, make_store
+from ngram_npu.store import NgramStore
 
 
 class PackedRow:
@@ -33,22 +28,6 @@ class PackedRow:
     SCOPES, _, SLOTS, PREVIOUS_POSITIONS, NUM_COMPUTED = range(5)  # int64 scopes take two rows
     NUM_ACCEPTED, NUM_DRAFTS, CU_NUM_DRAFTS, PREVIOUS_NUM_DRAFTS = range(5, 9)
     QUERY_START_LOC, FREED_SLOTS, NUM_ROWS = range(9, 12)
-
-
-def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -> None:
-    """Raises ValueError if the device supports no store, or the passed store cannot be used."""
-    has_store = store is not None or config.ngram.store is not None
-    if has_store and config.draft_on == "device" and not isinstance(device, CpuDevice):
-        raise ValueError(
-            "AsyncSpecState: store: expected None with draft_on='device' on a device other than "
-            "the CPU; use draft_on='host'"
-        )
-    if store is None:
-        return
-    if config.ngram.min_draft_probability is None:
-        raise ValueError("AsyncSpecState: store: expected None without min_draft_probability")
-    if store.kind != "torch":
-        raise ValueError(f"AsyncSpecState: store: expected kind='torch', got kind={store.kind!r}")
 
 
 def check_sampled(sampled: torch.Tensor, batch: int, width: int, device: torch.device) -> None:
@@ -79,71 +58,6 @@ def check_drafter(draft: NeuralDrafter | None, merge: MergeConfig | None) -> Non
         raise ValueError(f"end_step: draft: expected {expected}, got {draft!r}")
     if draft is not None and not callable(draft):
         raise ValueError(f"end_step: draft: expected a callable, got {type(draft).__name__}")
-
-
-LAG = 1
-"""Steps between a request's end and its announcement: the next step has begun before."""
-
-
-class HostLookup:
-    """Lookups in host memory (``draft_on="host"``).
-
-    The row of a request in :class:`HostDrafting` is its slot, so moves need no announcement.
-    """
-
-    def __init__(
-        self,
-        config: AsyncConfig,
-        device: Device,
-        torch_device: torch.device,
-        store: NgramStore | None,
-    ) -> None:
-        lookup, rows = config.ngram, config.max_rows
-        self.index = None
-        if config.uses_index(on_cpu=True):
-            self.index = make_index(lookup, rows, config.index_capacity, kind="torch")
-        if store is None and lookup.store is not None:
-            store = make_store(lookup, rows, kind="torch")
-        self.store = store
-        self._num_rows, self._max_sampled = rows, lookup.k + 1
-        self._zeros = device.tensor((rows, 1 + self._max_sampled), torch.int32)
-        self._drafting = HostDrafting(
-            lookup,
-            num_rows=rows,
-            capacity=config.row_capacity,
-            max_sampled=self._max_sampled,
-            device=torch_device,
-            lag=LAG,
-            index=self.index,
-            store=store,
-            stream=device.host_function_stream(),
-            fill=False,
-        )
-
-    def announce_requests(self, changes: RowChanges) -> None:
-        """Announces the requests that leave and enter before the next lookup."""
-        for slot in changes.freed.tolist():
-            self._drafting.end(slot)
-        new_requests = zip(
-            changes.admitted.tolist(), changes.admissions, changes.token_ids, strict=True
-        )
-        for slot, admission, token_ids in new_requests:
-            self._drafting.begin(slot, token_ids, scope=admission.scope, stop=admission.stop)
-
-    def propose(
-        self, slots: Int64Array, num_sampled: torch.Tensor, sampled: torch.Tensor
-    ) -> DeviceDrafts:
-        """Appends the first num_sampled [B] tokens of sampled [B,M], and returns drafts."""
-        batch, width = sampled.shape
-        unused = self._zeros[:batch, : self._max_sampled - width]
-        counts_and_tokens = torch.cat((num_sampled.view(-1, 1), sampled, unused), dim=1)
-        return self._drafting.propose(slots.astype(np.int32), counts_and_tokens)
-
-    def clear(self) -> None:
-        """Ends all requests."""
-        for slot in range(self._num_rows):
-            self._drafting.end(slot)
-        self._drafting.propose(np.empty(0, np.int32), self._zeros[:0])
 
 
 @dataclass(frozen=True)
@@ -204,63 +118,26 @@ class DeviceState:
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
-        lookup = config.ngram
-        on_cpu = isinstance(device, CpuDevice)
-        has_store = store is not None or lookup.store is not None
-        index = None
-        self.host: HostLookup | None = None
-        if config.drafts_on_host(on_cpu=on_cpu, has_store=has_store):
-            self.host = HostLookup(config, device, self.token_ids.device, store)
-            store = None
-        elif config.uses_index(on_cpu=on_cpu):
-            index = device.index(lookup, rows, config.index_capacity)
         # Workspaces by which the thread blocks of a launch synchronise; zero between launches.
         self._workspaces = tuple(
             device.tensor((workspace_size(op, rows),), int32)
             for op in ("correct_spec_state_", "ngram_step_")
         )
         self._views: dict[int, BatchViews] = {}
-        self._vocab_size = lookup.vocab_size_or_unlimited
-        if self.host is None and store is None and lookup.store is not None:
-            store = make_store(lookup, rows, kind="torch")
-
-        def copy_to_device(table: torch.Tensor) -> torch.Tensor:
-            target = device.tensor(table.shape, table.dtype)
-            device.copy(target, table, "main")
-            return target
-
-        # With lookups on the host, the operator on the device only appends the sampled tokens.
-        append_settings = NgramConfig(k=1, vocab_size=lookup.vocab_size)
-        self._drafting = Drafting(
-            lookup if self.host is None else append_settings,
-            kind="torch",
-            index=index,
-            store=store,
-            workspace=self._workspaces[1],
-            copy_to_device=copy_to_device,
-        )
-        self._draft_costs: torch.Tensor | None = None
-        self._returns_costs = has_store or (
-            lookup.cost_limit is not None and config.merge is not None
-        )
-        if self._returns_costs and self.host is None:
-            self._draft_costs = device.tensor((rows, k), torch.uint8)
-        if config.merge is not None:
-            self._match_costs: torch.Tensor | None = None
-            if not self._returns_costs:
-                costs = config.merge.match_costs
-                table = np.array(default_match_costs() if costs is None else costs, np.uint8)
-                self._match_costs = copy_to_device(torch.from_numpy(table))
+        self._lookup_arguments = config.ngram.lookup_arguments
+        self._costs = DraftCosts(config.ngram)
+        self._costs.copy_tables(self.token_ids.device)
+        self.store = store
         if store is not None:
+            device_type = self.token_ids.device.type
+            if store.device.partition(":")[0] != device_type:
+                raise ValueError(
+                    f"AsyncSpecState: store: expected a store on {device_type}, got one on "
+                    f"{store.device}"
+                )
+            store.reserve_slots(rows)
             self.scopes = self.upload.fixed[: 2 * (rows + 1)].view(torch.int64)
-
-    @property
-    def index(self) -> NgramIndex | None:
-        return self._drafting.index if self.host is None else self.host.index
-
-    @property
-    def store(self) -> NgramStore | None:
-        return self._drafting.store if self.host is None else self.host.store
+            self._agreement = device.tensor((rows,), int32)
 
     def _get_packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
@@ -335,23 +212,17 @@ class DeviceState:
         return [*corrections, ("prepare_input_ids_", input_ids)]
 
     def clear(self, device: Device) -> None:
-        """Zeroes the workspaces, and empties the block tables and the index."""
+        """Zeroes the workspaces, and empties the block tables and the store's slots."""
         self.upload.clear()
         for workspace in self._workspaces:
             device.copy(workspace, device.host_tensor(workspace.shape, torch.int32), "main")
-        if self.host is not None:
-            self.host.clear()
-        elif self.index is not None:
-            rows = self._config.max_rows
-            slots = device.host_tensor((rows,), torch.int32)
-            slots.copy_(torch.arange(rows, device="cpu"))
-            device.copy(self._get_packed_row(PackedRow.FREED_SLOTS, rows), slots, "main")
-            self.empty_slots(rows)
+        if self.store is not None:
+            self.store.begin_requests(slice(self._config.max_rows))
 
     def empty_slots(self, count: int) -> None:
-        """Empties the first `count` uploaded slots, whose requests have left; not the store."""
-        if count and self.host is None and (self.index is not None or self.store is not None):
-            self._drafting.end(self._get_packed_row(PackedRow.FREED_SLOTS, count))
+        """Ends the texts of the first `count` uploaded slots, whose requests have left."""
+        if count and self.store is not None:
+            self.store.begin_requests(self._get_packed_row(PackedRow.FREED_SLOTS, count).long())
 
     def correct_counts(self, views: BatchViews) -> None:
         """Corrects the uploaded counts and completes the inputs of the forward pass.
@@ -376,7 +247,7 @@ class DeviceState:
             token_ids=self.token_ids,
             num_tokens=self.num_tokens,
             row_indices=views.slots,
-            vocab_size=self._vocab_size,
+            vocab_size=self._config.ngram.vocab_size_or_unlimited,
         )
         batch = sampled.shape[0]
         next_token_ids, num_sampled = self._next_token_ids[:batch], self._num_sampled[:batch]
@@ -394,30 +265,34 @@ class DeviceState:
         self,
         sampled: torch.Tensor,
         views: BatchViews,
-        slots: Int64Array,
         num_step_tokens: int,
         next_token_ids: torch.Tensor,
         num_sampled: torch.Tensor,
     ) -> StepOutputs:
         """Appends the new tokens to the rows, drafts, and prepares a neural drafter's batch."""
-        batch = sampled.shape[0]
-        costs = None if self._draft_costs is None else self._draft_costs[:batch]
-        _, _, draft_token_ids, num_draft_tokens, match_len = self._drafting.step(
+        _, _, draft_token_ids, num_draft_tokens, match_len = self._ops.ngram_step_(
             self.token_ids,
             self.num_tokens,
             sampled,
             discard=views.discard,
             row_indices=views.slots,
-            slot_indices=views.slots,
-            scopes=None if self._drafting.store is None else self.scopes[:batch],
-            k=None if self.host is None else 0,
-            draft_costs=costs,
+            workspace=self._workspaces[1],
+            **self._lookup_arguments,
         )
-        if self.host is not None:
-            drafts = self.host.propose(slots, num_sampled, sampled)
-            draft_token_ids = drafts.draft_token_ids.int()
-            num_draft_tokens, match_len = drafts.num_draft_tokens, drafts.match_len
-            costs = drafts.draft_costs if self._returns_costs else None
+        agreement = None
+        if self.store is not None:
+            agreement = self._agreement[: sampled.shape[0]]
+            drafts: dict[str, Any] = {
+                "draft_token_ids": draft_token_ids,
+                "num_draft_tokens": num_draft_tokens,
+                "match_len": match_len,
+                "agreement": agreement,
+            }
+            self._use_store(self.store, views, num_sampled, drafts)
+        self._costs.end_drafts(draft_token_ids, num_draft_tokens, match_len, agreement)
+        costs = None
+        if self._config.merge is not None:
+            costs = self._costs.compute_costs(match_len, num_draft_tokens, agreement)
         indices, num_rejected = self._ops.prepare_inputs_padded(
             views.cu_num_drafts, num_sampled, views.query_start_loc
         )
@@ -443,6 +318,24 @@ class DeviceState:
             draft_costs=costs,
         )
 
+    def _use_store(
+        self,
+        store: NgramStore,
+        views: BatchViews,
+        num_sampled: torch.Tensor,
+        drafts: dict[str, Any],
+    ) -> None:
+        """Stores the tokens of each request's last step, and replaces drafts by longer matches."""
+        batch, max_new = len(num_sampled), self._config.ngram.k + 1
+        indices: dict[str, Any] = {"row_indices": views.slots, "scopes": self.scopes[:batch]}
+        store.begin_step(batch, max_new)
+        # The scheduler may have begun this step for a request that ended in the last one, so the
+        # newest tokens are held back until the request's next step.
+        arguments = {**indices, "slot_indices": views.slots, "max_new": max_new, "hold_back": True}
+        store.append(self.token_ids, self.num_tokens, num_sampled, **arguments)
+        arguments = {**indices, **drafts, **self._config.ngram.limit_arguments}
+        store.propose(self.token_ids, self.num_tokens, num_sampled, **arguments)
+
     def merge(self, outputs: StepOutputs, neural: NeuralDrafts, views: BatchViews) -> StepOutputs:
         """Chooses between n-gram drafts and neural drafts for each request."""
         merge = self._config.merge
@@ -458,7 +351,6 @@ class DeviceState:
             num_neural_draft_tokens=neural.num_tokens,
             draft_costs=outputs.draft_costs,
             neural_draft_costs=neural.costs,
-            match_costs=self._match_costs,
             row_indices=views.slots,
             num_sampled=outputs.num_sampled,
             num_scheduled_drafts=views.num_drafts,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import ngram_npu._C as _C
 from ngram_npu.async_state.batch import Admission, Batch, IntArray
 from ngram_npu.async_state.upload import CHUNK_ITEMS, Int32Array, Int64Array, Rows, count_chunks
+from ngram_npu.store import PRIVATE_SCOPE
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -161,8 +162,8 @@ class HostState:
             raise ValueError(
                 f"new/resumed: num_computed_tokens: expected 0 to {length - 1}, got {computed!r}"
             )
-        if not is_integer(scope) or not 0 <= scope < 1 << 63:
-            raise ValueError(f"new/resumed: scope: expected 0 to 2**63 - 1, got {scope!r}")
+        if not is_integer(scope) or not PRIVATE_SCOPE <= scope < 1 << 63:
+            raise ValueError(f"new/resumed: scope: expected -1 to 2**63 - 1, got {scope!r}")
 
     def plan_step(self, batch: Batch, changes: RowChanges, number: int) -> Step:
         """Returns the step; changes nothing.

@@ -55,6 +55,13 @@ class StepInputs:
     """[B] int32, inclusive cumulative sum of `num_scheduled_drafts`."""
     draft_spans: npt.NDArray[np.int32]
     """[B,2], begin and end of each request's drafts in `input_ids`, including padding."""
+    upper_seq_lens: Int32Array
+    """[B], upper bounds of `seq_lens` on the host, for attention backends that read lengths there.
+    A request's bound is exact unless the last step is not reconciled and contained drafts of the
+    request: then the bound assumes that all of them are accepted."""
+    max_seq_len: int
+    """The largest of `upper_seq_lens`, 0 without requests: an upper bound of all `seq_lens`. It is
+    exact if every earlier step was reconciled when the step began."""
 
     @property
     def sample_indices(self) -> Int32Array:
@@ -119,8 +126,7 @@ class StepOutputs:
     """The batch of a neural drafter; ragged with `disable_padded_drafter_batch`."""
     draft_costs: torch.Tensor | None = None
     """[B,k] uint8, cost of each n-gram draft token in sixteenths of a bit, also where the neural
-    draft was chosen. Present for a ladder with a `min_draft_probability` and a store or
-    `AsyncConfig.merge`. The next end_step overwrites it."""
+    draft was chosen; 255 behind the draft. Present with `AsyncConfig.merge`."""
     draft_source: torch.Tensor | None = None
     """[B], source of the draft. 0: no draft, 1: neural, 2: n-grams, 3: neural, extended by n-grams.
     Present with `AsyncConfig.merge`."""

@@ -17,7 +17,6 @@ from ngram_npu.async_state.device_state import (
     PackedRow,
     check_drafter,
     check_sampled,
-    check_store,
 )
 from ngram_npu.async_state.host_state import HostState, RowChanges, Step, is_integer
 from ngram_npu.async_state.results import (
@@ -29,7 +28,6 @@ from ngram_npu.async_state.results import (
 )
 from ngram_npu.async_state.rope import RopeOffsets
 from ngram_npu.async_state.upload import NO_ROWS, Int32Array, Rows
-from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore
 
 
@@ -86,17 +84,14 @@ class AsyncSpecState:
             device: cpu, cuda or npu.
             runtime: Implementation of memory, copies and streams (default: the implementation for
                 ``device``).
-            store: A store of ``kind="torch"``, of which the first ``max_rows`` slots are used
-                (default: a new store if ``config.ngram.store`` is set). Requires a
-                ``min_draft_probability``.
+            store: A store on the device, from which requests also draft. Its first ``max_rows``
+                slots are used.
 
         Raises:
-            ValueError: The device is unknown, or does not support the index or the store.
-            RuntimeError: Lookups must run on the host, but the device cannot run host functions.
+            ValueError: The device is unknown, or the store is on another device.
         """
         self.config = config
         self._device = make_device(device) if runtime is None else runtime
-        check_store(store, config, self._device)
         self._device_state = DeviceState(config, self._device, store)
         rows, k = config.max_rows, config.ngram.k
         self._host_state, self._block_tables, self._rope = self._make_host_state()
@@ -139,11 +134,6 @@ class AsyncSpecState:
         """[R,NB] int32 on the device for each KV group, -1 where unused. The row stride may exceed
         NB."""
         return self._device_state.block_tables
-
-    @property
-    def index(self) -> NgramIndex | None:
-        """The index of the slots' tokens, for its statistics; None if rows are scanned."""
-        return self._device_state.index
 
     @property
     def store(self) -> NgramStore | None:
@@ -256,14 +246,13 @@ class AsyncSpecState:
                 self._pad_inputs(len(step.rows))
             self._upload(plan, self._pack_inputs(changes, step))
             device_state.empty_slots(len(changes.freed))
-            if device_state.host is not None:
-                device_state.host.announce_requests(changes)
             views = device_state.get_views(len(step.rows))
             if correct:
                 device_state.correct_counts(views)
             self._begun_step = step
             self._step_count += 1
         ends = step.query_start_loc[1:]
+        upper_seq_lens = step.host_num_computed + step.num_scheduled_tokens
         return StepInputs(
             num_step_tokens=step.num_step_tokens,
             input_ids=device_state.input_ids,
@@ -279,6 +268,8 @@ class AsyncSpecState:
             num_scheduled_drafts=views.num_drafts,
             cu_num_scheduled_drafts=views.cu_num_drafts,
             draft_spans=np.array((ends - step.num_scheduled_drafts, ends)).T,
+            upper_seq_lens=upper_seq_lens,
+            max_seq_len=int(upper_seq_lens.max(initial=0)),
         )
 
     def correct_inputs(self, num_requests: int) -> None:
@@ -407,7 +398,6 @@ class AsyncSpecState:
             outputs = device_state.propose(
                 sampled_token_ids,
                 views,
-                step.slots,
                 step.num_step_tokens,
                 next_token_ids,
                 num_sampled,
@@ -525,8 +515,6 @@ class AsyncSpecState:
             self._device_state.clear(self._device)
             self._commit(plan)
             self._upload(plan, [])
-            if self._device_state.host is not None:
-                self._device_state.host.announce_requests(plan.changes)
             self._wait_for_device()  # so that the next step may use either staging buffer
             self._failure = None
 

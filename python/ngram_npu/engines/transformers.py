@@ -1,8 +1,7 @@
 """Adds n-gram drafts to Hugging Face transformers (docs/guides/transformers.md).
 
 :func:`drafting` makes `model.generate` use n-gram drafts for one request per call; transformers'
-speculation does not support more. The text does not change. If the config enables a store, all
-calls within one `drafting` block share it.
+speculation does not support more. The text does not change. Calls may share a store.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import torch
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.proposer import NgramProposer
-from ngram_npu.store import NgramStore, make_store
+from ngram_npu.store import NgramStore
 
 __all__ = ["DraftingStatistics", "NgramCandidates", "drafting"]
 
@@ -52,7 +51,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation.candidate_generator import CandidateGenerator  # noqa: E402
 from transformers.generation.stopping_criteria import StoppingCriteriaList  # noqa: E402
 
-DEFAULT_CONFIG = NgramConfig(sizes="ladder", min_draft_probability=0.177)
+DEFAULT_CONFIG = NgramConfig(k=8, min_draft_probability=0.177)
 """Drafts by cost: text that seldom repeats is then hardly slower than without drafts."""
 
 _ARGUMENTS = {"attention_mask", "generation_config", "input_ids", "inputs", "streamer", "tokenizer"}
@@ -150,13 +149,14 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
             stopping_criteria: criteria that are checked for each draft token. A draft ends before
                 the first token that would end the output, because transformers checks only the last
                 token that it accepts in a step.
-            store: a store that several calls of `generate` share, one after the other.
+            store: a store in host memory that several calls of `generate` share, one after the
+                other.
             statistics: counts to add to.
         """
         self._proposer = NgramProposer(config, store=store)
         self._statistics = statistics or DraftingStatistics()
         if store is not None:
-            store.finish(np.zeros(1, np.int32))  # the previous call has ended
+            store.begin_request(0)
         self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
         self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
         self._stopping_criteria = stopping_criteria
@@ -170,8 +170,8 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         self._count[0] = length
         if num_known == 0:
             return input_ids, None
-        # A store receives all tokens that were added to the row.
-        drafts = self._proposer.propose(self._tokens, self._count, num_sampled=np.ones(1, np.int32))
+        num_sampled = np.array([length - num_known], np.int32)
+        drafts = self._proposer.propose(self._tokens, self._count, num_sampled=num_sampled)
         draft = drafts.draft_token_ids[0, : int(drafts.num_draft_tokens[0])]
         draft_ids = torch.from_numpy(draft.astype(np.int64)).to(input_ids.device)
         candidates = torch.cat([input_ids, draft_ids[None]], 1)
@@ -190,7 +190,9 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
 
 
 @contextmanager
-def drafting(model: Any, config: NgramConfig = DEFAULT_CONFIG) -> Iterator[DraftingStatistics]:
+def drafting(
+    model: Any, config: NgramConfig = DEFAULT_CONFIG, *, store: NgramStore | None = None
+) -> Iterator[DraftingStatistics]:
     """Makes `model.generate` use n-gram drafts within the block, and yields their counts::
 
         with drafting(model) as statistics:
@@ -202,16 +204,18 @@ def drafting(model: Any, config: NgramConfig = DEFAULT_CONFIG) -> Iterator[Draft
 
     Args:
         model: a causal LM of transformers, with transformers' text generation and attention cache.
-        config: drafting options; by default, drafts end by their cost (`DEFAULT_CONFIG`). With a
-            store, later calls within the block also draft from the output of earlier calls, except
-            for the tokens of their last step.
+        config: drafting options; by default, drafts end by their cost (`DEFAULT_CONFIG`).
+        store: a store in host memory. Later calls also draft from the output of earlier calls,
+            except for the tokens of their last step.
 
     Raises:
         TypeError: drafts could change the model's text, or the model is a wrapper (PeftModel).
         RuntimeError: blocks are nested, or this version of transformers has another interface.
     """
     _check_model(model)
-    store = make_store(config, 1, kind="numpy") if config.store else None
+    if config.vocab_size is None:
+        # A store may contain the text of a model with a larger vocabulary.
+        config = replace(config, vocab_size=model.config.get_text_config().vocab_size)
     statistics = DraftingStatistics()
     generate, prepare_config, get_stopping_criteria, _ = (
         getattr(model, name) for name in ("generate", *_REPLACED_METHODS)

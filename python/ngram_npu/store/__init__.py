@@ -1,29 +1,25 @@
 """The store: bounded memory of text that requests share and draft from (docs/guides/store.md)."""
 
+from ngram_npu.store.contents import BLOCK_TOKENS
 from ngram_npu.store.file import StoreFileError
-from ngram_npu.store.identifiers import Scope, scope_of, tokenizer_digest
-from ngram_npu.store.store import (
-    BLOCK_TOKENS,
-    VISIBILITIES,
-    Kind,
-    NgramStore,
-    StoreStatistics,
-    Visibility,
-    make_store,
-    store_arguments,
+from ngram_npu.store.identifiers import (
+    PRIVATE_SCOPE,
+    SHARED_SCOPE,
+    Scope,
+    scope_of,
+    tokenizer_digest,
 )
+from ngram_npu.store.store import DEFAULT_TOKENS, NgramStore, StoreStatistics
 
 __all__ = [
     "BLOCK_TOKENS",
-    "VISIBILITIES",
-    "Kind",
+    "DEFAULT_TOKENS",
+    "PRIVATE_SCOPE",
+    "SHARED_SCOPE",
     "NgramStore",
     "Scope",
     "StoreFileError",
     "StoreStatistics",
-    "Visibility",
-    "make_store",
     "scope_of",
-    "store_arguments",
     "tokenizer_digest",
 ]

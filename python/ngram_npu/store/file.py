@@ -1,14 +1,17 @@
 """Reads and writes store files. A file is written completely or not at all.
 
     8 bytes   "NGRSTORE"
-    4 words   version, num_blocks, line_bits, visibility; unsigned
-    8 bytes   size of the contents in bytes
+    1 word    version
+    1 word    zero
+    3 * 8     capacity of the store in tokens, number of texts, number of tokens; unsigned
     16 bytes  digest of the tokenizer's vocabulary; zeros: unknown
     16 bytes  first half of the checksum of the file that the store was seeded with; zeros: none
-    32 bytes  checksum: BLAKE2b of the contents and of all bytes above
-    contents  pieces (csrc/cpu/ngram_store_lifecycle.cpp), each after its size in bytes, a word
+    32 bytes  checksum: BLAKE2b of all bytes above and below
+    8 bytes   scope, for each text in order
+    1 word    length, for each text
+    words     tokens of all texts
 
-All numbers are little-endian, as in memory.
+All numbers are little-endian. A word has four bytes.
 """
 
 from __future__ import annotations
@@ -19,40 +22,41 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from os import PathLike
-from typing import NamedTuple
 
-import ngram_npu._C as _C
+import numpy as np
+
+from ngram_npu.store.identifiers import Scope
+from ngram_npu.tensors import Int32Array
 
 MAGIC = b"NGRSTORE"
-VERSION = 2
-"""Incremented when layout, hash or the rules for adding text change."""
-_HEAD = struct.Struct("<8sIIIIQ16s16s")
-_WORD = struct.Struct("<I")
+VERSION = 3
+"""Incremented when the format changes."""
+_HEAD = struct.Struct("<8sIIQQQ16s16s")
+_VERSION = struct.Struct("<8sI")
 _CHECKSUM_BYTES = 32
+_BYTES_PER_TEXT, _BYTES_PER_TOKEN = 8 + 4, 4
+
+Text = tuple[Scope, Int32Array]
+"""The scope and the tokens of one request's text."""
 
 
 class StoreFileError(ValueError):
     """A file is not a store file, or cannot be used here. The message states the reason."""
 
 
-class FileSizes(NamedTuple):
-    """Sizes and visibility code of the store in a file."""
-
-    num_blocks: int
-    line_bits: int
-    visibility: int
-
-
 @dataclass(frozen=True)
 class Description:
     """The header of a store file."""
 
-    sizes: FileSizes
+    capacity: int
+    """Capacity of the store in tokens."""
+    num_texts: int
+    num_tokens: int
     tokenizer: str
     """Digest of the vocabulary, 32 hexadecimal digits; empty: unknown."""
     seed: str
@@ -74,11 +78,7 @@ def check_digest(digest: str) -> str:
 
 @contextmanager
 def write_new_file(
-    path: str | PathLike[str],
-    sizes: FileSizes,
-    tokenizer: str,
-    seed: str,
-    pieces: Iterable[memoryview],
+    path: str | PathLike[str], texts: list[Text], capacity: int, tokenizer: str, seed: str
 ) -> Iterator[Callable[[], None]]:
     """Writes a complete new file, and yields a function that replaces ``path`` by it atomically.
     The file contains users' text: only its owner may read it. Temporary files that killed processes
@@ -89,28 +89,32 @@ def write_new_file(
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
+    lengths = np.array([len(text) for _, text in texts], "<u4")
+    names = bytes.fromhex(tokenizer), bytes.fromhex(seed)
+    head = _HEAD.pack(MAGIC, VERSION, 0, capacity, len(texts), int(lengths.sum()), *names)
+    scopes = np.array([scope for scope, _ in texts], "<i8")
+    arrays = [scopes, lengths, *(text.astype("<i4", copy=False) for _, text in texts)]
+    checksum = hashlib.blake2b(head, digest_size=_CHECKSUM_BYTES)
+    for array in arrays:
+        checksum.update(array.data)
     _remove_leftovers(folder, name)
     scratch, descriptor = _create_scratch(folder, name)
     try:
+        # The lock of the descriptor lasts until the file has replaced the target. Otherwise another
+        # call for this path could remove it as a leftover.
         with open(descriptor, "wb") as file:
-            checksum, size = hashlib.blake2b(digest_size=_CHECKSUM_BYTES), 0
-            file.write(bytes(_HEAD.size + _CHECKSUM_BYTES))
-            for piece in pieces:
-                for part in (_WORD.pack(len(piece)), piece):
-                    checksum.update(part)
-                    size += file.write(part)
-            names = bytes.fromhex(tokenizer), bytes.fromhex(seed)
-            head = _HEAD.pack(MAGIC, VERSION, *sizes, size, *names)
-            checksum.update(head)
-            file.seek(0)
             file.write(head + checksum.digest())
+            for array in arrays:
+                file.write(array.data)
             file.flush()
             os.fsync(file.fileno())
-        yield lambda: os.replace(scratch, target)
+            yield lambda: os.replace(scratch, target)
     except BaseException:
         with suppress(OSError):
             os.unlink(scratch)
         raise
+    with suppress(FileNotFoundError):  # the caller did not replace the path
+        os.unlink(scratch)
     _sync_folder(folder)
 
 
@@ -118,28 +122,54 @@ def describe(path: str | PathLike[str]) -> Description:
     """Reads the header of a store file.
 
     Raises:
-        StoreFileError: not a store file, or of another version.
+        StoreFileError: not a store file, of another version, or not of the size in its header.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        return read_description(file, os.fspath(path))
+        return _read_description(file, os.fspath(path))
 
 
-def read_description(file: BufferedReader, name: str) -> Description:
-    """Reads the header of an open store file.
+def read_texts(path: str | PathLike[str]) -> tuple[Description, list[Text]]:
+    """Reads a store file. Memory is allocated for the actual size of the file only.
 
     Raises:
-        StoreFileError: not a store file, of another version, or not of the size in its header.
+        StoreFileError: not a store file, of another version, truncated or damaged.
+        OSError: it cannot be read.
     """
+    name = os.fspath(path)
+    with open(path, "rb") as file:
+        description = _read_description(file, name)
+        file.seek(0)
+        head, expected = file.read(_HEAD.size), file.read(_CHECKSUM_BYTES)
+        contents = file.read()
+    checksum = hashlib.blake2b(head, digest_size=_CHECKSUM_BYTES)
+    checksum.update(contents)
+    end = 8 * description.num_texts
+    begin_of_tokens = _BYTES_PER_TEXT * description.num_texts
+    lengths = np.frombuffer(contents[end:begin_of_tokens], "<u4").astype(np.int64)
+    if checksum.digest() != expected or int(lengths.sum()) != description.num_tokens:
+        raise StoreFileError(f"{name}: corrupt: its checksum does not match")
+    scopes = np.frombuffer(contents[:end], "<i8")
+    tokens = np.frombuffer(contents, "<i4", offset=begin_of_tokens).astype(np.int32, copy=False)
+    texts = np.split(tokens, np.cumsum(lengths)[:-1])
+    return description, [(Scope(s), text) for s, text in zip(scopes.tolist(), texts, strict=False)]
+
+
+def _read_description(file: BufferedReader, name: str) -> Description:
     head = file.read(_HEAD.size + _CHECKSUM_BYTES)
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
         raise StoreFileError(f"{name}: not a store file")
-    if len(head) >= 12 and (version := _WORD.unpack_from(head, 8)[0]) != VERSION:
-        age = "an older" if version < VERSION else "a newer"
-        raise StoreFileError(f"{name}: of {age} release: expected format {VERSION}, got {version}")
+    if len(head) >= _VERSION.size and (version := _VERSION.unpack_from(head)[1]) != VERSION:
+        advice = "update ngram_npu"
+        if version < VERSION:
+            advice = "make the file again with `ngram-npu learn`"
+        raise StoreFileError(
+            f"{name}: expected a file of format {VERSION}, got format {version}; {advice}"
+        )
     if len(head) < _HEAD.size + _CHECKSUM_BYTES:
         raise StoreFileError(f"{name}: truncated: {len(head)} bytes")
-    _, _, *sizes, size, tokenizer, seed = _HEAD.unpack_from(head)
+    _, _, _, capacity, num_texts, num_tokens, tokenizer, seed = _HEAD.unpack_from(head)
+    size = _BYTES_PER_TEXT * num_texts + _BYTES_PER_TOKEN * num_tokens
     actual_size = os.fstat(file.fileno()).st_size - len(head)
     if actual_size != size:
         problem = "truncated" if actual_size < size else "too long"
@@ -147,29 +177,8 @@ def read_description(file: BufferedReader, name: str) -> Description:
             f"{name}: {problem}: expected {size} bytes of contents, got {actual_size}"
         )
     tokenizer, seed = (part.hex() if any(part) else "" for part in (tokenizer, seed))
-    return Description(FileSizes(*sizes), tokenizer, seed, head[_HEAD.size :].hex())
-
-
-def read_pieces(file: BufferedReader, name: str) -> Iterator[bytes]:
-    """Yields the pieces of the contents, then verifies the checksum.
-
-    Raises:
-        StoreFileError: the file is damaged or truncated.
-    """
-    file.seek(0)
-    head, expected = file.read(_HEAD.size), file.read(_CHECKSUM_BYTES)
-    checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
-    while size_word := file.read(_WORD.size):
-        size = _WORD.unpack(size_word)[0] if len(size_word) == _WORD.size else 0
-        if size > _C.STORE_PIECE_WORDS * _WORD.size:
-            break
-        piece = file.read(size)
-        checksum.update(size_word)
-        checksum.update(piece)
-        yield piece
-    checksum.update(head)
-    if checksum.digest() != expected:
-        raise StoreFileError(f"{name}: corrupt: its checksum does not match")
+    checksum = head[_HEAD.size :].hex()
+    return Description(capacity, num_texts, num_tokens, tokenizer, seed, checksum)
 
 
 def _create_scratch(folder: str, name: str) -> tuple[str, int]:

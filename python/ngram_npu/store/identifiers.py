@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Mapping
+from typing import Any
 
-_FIRST_NAMED_SCOPE = 1 << 62
 _DIGEST_BYTES = 16
 
 
 class Scope(int):
-    """An integer from :func:`scope_of`. ``scope_of`` returns a ``Scope`` unchanged."""
+    """The number of a scope, as in the operators' argument ``scopes`` [B]. :func:`scope_of`
+    returns a ``Scope`` unchanged."""
 
 
-def scope_of(name: str | int | None) -> Scope:
-    """Returns a scope as an integer, for the operators' argument ``scopes`` [B].
+SHARED_SCOPE = Scope(0)
+"""The scope of requests without a name."""
+PRIVATE_SCOPE = Scope(-1)
+"""The reserved scope of requests that share with nobody: their text is not stored, and nothing is
+drafted for them from a store."""
 
-    An integer from 0 to 2**62 - 1 is kept, None becomes 0. A string becomes 2**62 plus 62 bits of
-    its BLAKE2b hash: never equal to an integer, and equal to another string only by chance.
+
+def scope_of(name: str | tuple[Any, ...] | Scope | None) -> Scope:
+    """Returns the number of a scope.
+
+    Args:
+        name: a string or a tuple of strings, bytes, integers and None, such as
+            ``("cache_salt", salt)``. Names of different types or lengths are different names.
+            None: the scope that all requests without a name share.
+
+    Returns:
+        0 for None. For a name, 63 bits of its BLAKE2b hash: 1 to 2**63 - 1, equal to the number of
+        another name only by chance.
 
     Raises:
-        TypeError: another type.
-        ValueError: an integer out of range.
+        TypeError: another type, also an integer: pass the number of a scope as ``Scope(number)``.
     """
     if isinstance(name, Scope):
         return name
     if name is None:
-        return Scope(0)
-    if isinstance(name, str):
-        return scope_of_bytes(name.encode("utf-8", "surrogatepass"))
-    if isinstance(name, bool) or not hasattr(name, "__index__"):
-        raise TypeError(f"scope_of: name: expected str, int or None, got {name!r}")
-    number = operator.index(name)
-    if not 0 <= number < _FIRST_NAMED_SCOPE:
-        raise ValueError(f"scope_of: name: expected 0 to 2**62 - 1, got {number}")
-    return Scope(number)
+        return SHARED_SCOPE
+    if not isinstance(name, (str, tuple)):
+        raise TypeError(f"scope_of: name: expected str, tuple, Scope or None, got {name!r}")
+    digest = hashlib.blake2b(_encode(name), digest_size=8).digest()
+    return Scope(1 + int.from_bytes(digest, "little") % (2**63 - 1))
 
 
-def scope_of_bytes(name: bytes) -> Scope:
-    """Returns a number above those that ``scope_of`` leaves to integers: 62 bits of the BLAKE2b
-    hash of a name."""
-    digest = hashlib.blake2b(name, digest_size=8).digest()
-    return Scope(_FIRST_NAMED_SCOPE + int.from_bytes(digest, "little") % _FIRST_NAMED_SCOPE)
+def _encode(value: Any) -> bytes:
+    """Encodes a value with its type and its length, so that no two values have the same bytes."""
+    if isinstance(value, tuple):
+        tag, raw = b"t", b"".join(map(_encode, value))
+    elif isinstance(value, str):
+        tag, raw = b"s", value.encode("utf-8", "surrogatepass")
+    elif isinstance(value, bytes):
+        tag, raw = b"b", value
+    elif value is None:
+        tag, raw = b"n", b""
+    elif isinstance(value, int) and not isinstance(value, bool):
+        tag, raw = b"i", str(int(value)).encode()
+    else:
+        raise TypeError(
+            f"scope_of: name: expected a tuple of str, bytes, int and None, got {value!r} in it"
+        )
+    return tag + len(raw).to_bytes(8, "little") + raw
 
 
 def tokenizer_digest(vocab: Mapping[str, int]) -> str:

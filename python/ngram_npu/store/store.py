@@ -1,238 +1,377 @@
-"""NgramStore: allocation, text of requests, scopes, files and statistics."""
+"""NgramStore: bounded memory of text that requests share and draft from (docs/guides/store.md)."""
 
 from __future__ import annotations
 
-import math
-import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
 from os import PathLike, fspath
-from typing import Any, Literal, NoReturn, SupportsIndex
-from weakref import WeakSet
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 import ngram_npu._C as _C
-from ngram_npu.config import STORE_TOKENS, NgramConfig
+from ngram_npu import _library
 from ngram_npu.store import file as store_file
-from ngram_npu.store.file import FileSizes, StoreFileError
-from ngram_npu.store.identifiers import Scope, scope_of
-from ngram_npu.store.text_store import (
-    ClearedDuringSaveError,
-    TextStore,
+from ngram_npu.store.contents import (
+    BLOCK_TOKENS,
+    END_OF_BLOCK_NUMBERS,
+    HEAD_FILL,
+    HEAD_NEXT,
+    HEAD_NUMBER,
+    HEAD_WORDS,
+    MAX_BLOCKS,
+    OCCURRENCES,
+    SCOPE_HIGH,
+    SCOPE_LOW,
+    SIZES,
+    SLOT_BLOCK,
+    SLOT_WORDS,
     count_tokens_by_scope,
+    read_texts,
+    split_scope,
 )
-from ngram_npu.tensors import (
-    WORD_BYTES,
-    Int32Array,
-    IntegrityError,
-    allocate_words,
-    is_tensor,
-    operators_for,
-)
+from ngram_npu.store.file import StoreFileError
+from ngram_npu.store.identifiers import Scope, scope_of
+from ngram_npu.store.integrity import check_contents
+from ngram_npu.store.memory import DeviceMemory, HostMemory, Memory
+from ngram_npu.tensors import Int32Array, is_tensor
 
-BLOCK_TOKENS = _C.STORE_BLOCK_TOKENS
+DEFAULT_TOKENS = 1 << 20
+MAX_SAVE_ATTEMPTS = 10
+_ARRAYS = ("slots", "text", "blocks", "table", "allocator")
 
-Kind = Literal["numpy", "torch"]
-Visibility = Literal["live", "finish"]
-VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
-"""Indexed by the code in a store's header."""
-
-_MIN_SLOT_TOKENS = _C.STORE_MIN_BLOCKS_PER_SLOT * BLOCK_TOKENS
-# A line is a bucket of the hash table whose entries find n-grams in the text. It has eight entries:
-# two for each token of the capacity.
-_TOKENS_PER_LINE = 4
-_MAX_LINE_BITS = 24
-_SLOT_WORDS = 4
-_LOCK_TIMEOUT_S = 10.0
-_BLOCK_HEAD = np.dtype(
-    [
-        ("serial", "<u4"),
-        ("fill", "<u4"),
-        ("first", "<u4"),  # the tokens before it repeat the end of the previous block
-        ("previous", "<u4"),
-        ("next", "<u4"),
-        ("scope", "<i8"),
-        ("unused", "<u4"),
-    ]
-)
-"""Layout of a block's head (csrc/core/store.h)."""
+ScopeName = str | tuple[Any, ...] | Scope | None
 
 
 @dataclass(frozen=True)
 class StoreStatistics:
-    """Contents of a store, and events since its creation, including those before it was saved. The
-    counters from ``lookups`` on wrap at 2**32."""
+    """Contents of a store."""
 
     num_slots: int
     num_blocks: int
     """Capacity, in blocks of 256 tokens."""
-    line_bits: int
-    visibility: Visibility
     tokens_held: int
-    """Tokens in the store. Tokens that are repeated at the start of the next block count once."""
     blocks_in_use: int
-    open_slots: int
-    lookups: int
-    """Requests that a step could have drafted for."""
-    hits: int
-    """Lookups that found a match, whether or not its draft was used."""
-    drafts: int
-    """Drafts taken from the store."""
-    draft_tokens: int
-    """Tokens of these drafts."""
-    tokens_inserted: int
-    entries_evicted: int
-    """Entries overwritten while their text was still in the store."""
-    blocks_lost: int
-    """Blocks reused while their request was still writing to them."""
-    renumberings: int
-    """Times that the block numbers (16.7 million) were used up and assigned again."""
-    calls_skipped: int
-    """Calls that skipped the store because another call was using it."""
-
-    @property
-    def draft_share(self) -> float:
-        """Drafts taken from the store per lookup, 0 to 1."""
-        return self.drafts / max(1, self.lookups)
 
 
-class NgramStore(TextStore):
-    """The memory of the store operators: text of requests, from which other requests draft.
+class NgramStore:
+    """The memory of the operators ``store_append_`` and ``store_propose_``: text of requests, from
+    which other requests draft.
 
-    Memory is bounded: new text overwrites the oldest. One tensor holds text and the entries of a
-    hash table, which find n-grams in the text. It takes 5 bytes per token of capacity for text, and
-    16 to 32 bytes for entries, rounded to a power of two (21 MB for a million tokens). All memory
-    is committed when the store is created, so that no step waits for memory.
+    The text is in a ring of blocks of 256 tokens, each with the text of one request; new blocks
+    replace the oldest. A hash table finds the two newest occurrences of n-grams in the text. Per
+    token of capacity, the store takes 4 bytes for the token and 48 to 96 for the table, rounded to
+    a power of two; on a device, 4 more for the copy that :meth:`save` writes. All memory is
+    committed when the store is created. Requests share text only within a scope
+    (:func:`ngram_npu.scope_of`).
 
-    :class:`NgramProposer` calls ``ngram_store_step_``, which drafts from the store and adds the new
-    tokens. A slot belongs to one request, as in an index. Requests share text only within a *scope*
-    (:func:`scope_of`): text of one scope is never compared with text of another scope, and never
-    drafted for it.
+    A step calls :meth:`begin_step`, then :meth:`append` and :meth:`propose`. Only ``append`` and
+    ``propose`` may be captured in a device graph: they launch kernels and read nothing on the host.
+    Ranks that make the same calls have equal stores.
 
-    One call uses the store at a time. Calls of other threads wait (:meth:`save`, :meth:`clear`,
-    :meth:`merge`, ...), except steps, which skip the store. A forked process has its own copy,
-    which is empty if another thread was using the store.
+    A slot belongs to one request, and one slot more to the text that :meth:`warm`, :meth:`merge`
+    and :meth:`add_text` add. The operators recognize a slot's request by its text: a row that moved
+    to another slot begins a new text, and no text is stored twice.
+
+    Other threads may call the methods that read the text, such as :meth:`save`; on a device these
+    launch in the stream of the newest step. No thread may call them while a graph with ``append``
+    is captured or replayed. Methods that change the text belong to the thread of the steps, before
+    a step's :meth:`begin_step` or after its ``append``. A forked process must not use the store.
 
     Args:
-        num_slots: maximum number of concurrently writing requests.
-        token_capacity: maximum number of tokens; at least 1024 per slot.
-        visibility: when other requests can draft from a request's text: ``"live"`` immediately,
-            ``"finish"`` after the request has finished.
+        tokens: maximum number of tokens, rounded up to blocks of 256.
+        device: None or ``"cpu"``: numpy arrays in host memory, which torch's CPU tensors may use
+            too. Another device: torch tensors on it.
+        num_slots: maximum number of concurrently writing requests (:meth:`reserve_slots`).
+        max_batch: maximum number of requests in a step (default: ``num_slots``).
         tokenizer: digest of the vocabulary (``ngram_npu.store.tokenizer_digest``), which is saved
             in the file; empty: unknown.
-        kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
 
     Raises:
-        ValueError: a size out of bounds, an unknown visibility or kind.
+        ValueError: a size out of bounds, a malformed digest, or a device without kernels.
     """
 
-    tensor: Any
-    """[W] int32, the ``store`` argument of the operators."""
+    slots: Any
+    """[num_slots + 1, 8] int32, written by ``store_append_``, as the arrays below."""
+    text: Any
+    blocks: Any
+    table: Any
+    allocator: Any
     seed = checksum = ""
-    """Checksums of the file that this store was seeded with, and of the file that it was loaded
-    from, as in ``store.file.Description``."""
+    """Checksums of the file that this store was seeded with, which :meth:`save` writes to its file,
+    and of the file that it was loaded from, as in ``store.file.Description``."""
 
     def __init__(
         self,
-        num_slots: int = 256,
-        token_capacity: int = STORE_TOKENS,
+        tokens: int = DEFAULT_TOKENS,
         *,
-        visibility: Visibility = "live",
+        device: Any = None,
+        num_slots: int = 256,
+        max_batch: int | None = None,
         tokenizer: str = "",
-        kind: Kind = "numpy",
     ) -> None:
-        if visibility not in VISIBILITIES:
-            raise ValueError(
-                f"NgramStore: visibility: expected 'live' or 'finish', got {visibility!r}"
-            )
-        if num_slots < 1:
-            raise ValueError(f"NgramStore: num_slots: expected at least 1, got {num_slots}")
-        num_blocks = -(-token_capacity // BLOCK_TOKENS)
-        min_capacity = num_slots * _MIN_SLOT_TOKENS
-        if num_blocks * BLOCK_TOKENS < min_capacity:
-            raise ValueError(
-                f"NgramStore: token_capacity: expected at least {min_capacity}, 1024 for each of "
-                f"{num_slots} slots, got {token_capacity}"
-            )
-        line_bits = min(
-            _MAX_LINE_BITS, math.ceil(math.log2(num_blocks * BLOCK_TOKENS / _TOKENS_PER_LINE))
-        )
-        sizes = FileSizes(num_blocks, line_bits, VISIBILITIES.index(visibility))
-        if not _C.store_words(num_slots, num_blocks, line_bits):
-            raise ValueError(f"NgramStore: token_capacity: too large, got {token_capacity}")
-        self.num_slots, self._sizes = num_slots, sizes
+        max_batch = num_slots if max_batch is None else max_batch
+        for name, value, low, high in (
+            ("tokens", tokens, BLOCK_TOKENS + 1, MAX_BLOCKS * BLOCK_TOKENS),
+            ("num_slots", num_slots, 1, 2**31 - 2),
+            ("max_batch", max_batch, 1, 2**31 - 1),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"NgramStore: {name}: expected {low} to {high}, got {value}")
         self.tokenizer = store_file.check_digest(tokenizer)
-        self._allocate(kind)
-
-    def _allocate(self, kind: str) -> None:
-        if kind not in ("numpy", "torch"):
-            raise ValueError(f"NgramStore: kind: expected 'numpy' or 'torch', got {kind!r}")
-        self.kind, num_slots, sizes = kind, self.num_slots, self._sizes
-        words = _C.store_words(num_slots, sizes.num_blocks, sizes.line_bits)
-        # Without prefault the first steps would be slow: entries are spread over all of the memory,
-        # so that nearly every new entry would wait for the system to zero a huge page.
-        self._words = allocate_words(words, prefault=True)
-        _C.store_init(self._words, num_slots, sizes.num_blocks, sizes.line_bits, sizes.visibility)
-        self.tensor = self._words
-        if kind == "torch":
-            import torch
-
-            self.tensor = torch.from_numpy(self._words)
-        self._update_marks: list[int] = []
-        """By update of the weights that text may still be older than: the next block's number."""
+        self._memory, self._device = _make_memory(device)
+        num_blocks = -(-tokens // BLOCK_TOKENS)
+        num_columns = 1 << (num_blocks * BLOCK_TOKENS - 1).bit_length()
+        zeros = self._memory.zeros
+        self.text = zeros(num_blocks, BLOCK_TOKENS)
+        self.blocks = zeros(num_blocks, HEAD_WORDS)
+        self.table = zeros(len(SIZES), OCCURRENCES * num_columns)
+        self.allocator = zeros(2)
+        self._number_offset = self._memory.place(np.zeros(1, np.int64))
+        """What :meth:`clear` and renumbering have subtracted from the block numbers."""
+        self._copied_bytes = self._memory.prepare_copies((self.blocks, self.text))
+        self.num_slots = self._max_batch = 0
+        self._arguments: dict[bool, dict[str, Any]] = {}
+        """The operators' arguments, arrays or (True) tensors of the same memory."""
+        self.reserve_slots(num_slots, max_batch)
+        self._max_number = 1
+        """Upper bound of the next block number."""
+        self._num_changes = self._num_clears = 0
+        self._update_marks: list[Any] = []
+        """By update of the weights that text may still be older than: number of the next block,
+        plus the offset at that time."""
         self._mutex = threading.RLock()
-        _STORES.add(self)
+        """Held during the launches of a call."""
+        self._copy_mutex = threading.Lock()
+        """Held while a copy contains text. A thread that needs both takes this one first."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError("NgramStore: a store cannot be copied or pickled; save it and load it")
 
     @property
+    def device(self) -> str:
+        """``"cpu"``, or the device of the tensors."""
+        return str(self._device or "cpu")
+
+    @property
+    def capacity(self) -> int:
+        """Maximum number of tokens."""
+        return len(self.blocks) * BLOCK_TOKENS
+
+    @property
     def nbytes(self) -> int:
-        """Size of the tensor, all of which is committed when the store is created."""
-        return self._words.nbytes
+        """Memory of the store on its device."""
+        workspace = self._arguments.get(True, {}).get("workspace")
+        arrays = [*(getattr(self, name) for name in _ARRAYS), workspace]
+        return self._copied_bytes + sum(int(a.nbytes) for a in arrays if a is not None)
 
     @property
-    def token_capacity(self) -> int:
-        return self._sizes.num_blocks * BLOCK_TOKENS
-
-    @property
-    def visibility(self) -> Visibility:
-        return VISIBILITIES[self._sizes.visibility]
+    def revision(self) -> tuple[int, int]:
+        """Changes whenever text is added or cleared, and possibly at other times."""
+        return self._num_changes, self._num_clears
 
     @property
     def statistics(self) -> StoreStatistics:
-        """Text in the store, lookups and drafts since the store was created."""
-        counters: dict[str, Any] = _C.store_statistics(self._words)
-        return StoreStatistics(**{**counters, "visibility": self.visibility})
+        """The contents after the newest step, for which the call waits."""
+        (blocks,) = self._copy_to_host(heads_only=True)
+        return StoreStatistics(
+            num_slots=self.num_slots,
+            num_blocks=len(blocks),
+            tokens_held=int(blocks[:, HEAD_FILL].sum()),
+            blocks_in_use=int(np.count_nonzero(blocks[:, HEAD_NUMBER])),
+        )
 
-    def finish(self, slot_indices: Any) -> None:
-        """Frees the slots of finished requests, slot_indices [N] int32 or int64. With
-        ``visibility="finish"`` their text can be drafted from then on."""
-        ops = operators_for("ngram_store_finish_", store=self.tensor, slot_indices=slot_indices)
-        ops.ngram_store_finish_(self.tensor, slot_indices)
+    @property
+    def scopes(self) -> dict[Scope, int]:
+        """Number of tokens in the store by scope, after the newest step."""
+        (blocks,) = self._copy_to_host(heads_only=True)
+        return count_tokens_by_scope(blocks)
 
-    def clear(self, scope: int | str | None = None) -> None:
-        """Removes all text of a scope and zeroes its memory; None: of all scopes. Open requests
-        continue in new blocks.
+    def texts(self) -> list[tuple[Scope, Int32Array]]:
+        """Returns scope and tokens of each request's text, as far as its blocks are still in the
+        store, after the newest step, in the order of their oldest blocks."""
+        return read_texts(*self._copy_to_host())
+
+    def reserve_slots(self, num_slots: int, max_batch: int | None = None) -> None:
+        """Adds slots until there are ``num_slots``, and accepts steps of as many requests, or of
+        ``max_batch``. On a device, it allocates new memory, so call it before the capture of a
+        graph."""
+        max_batch = max(self._max_batch, num_slots if max_batch is None else max_batch)
+        if num_slots <= self.num_slots and max_batch == self._max_batch:
+            return
+        slots = self._memory.zeros(max(num_slots, self.num_slots) + 1, SLOT_WORDS)
+        if self.num_slots:
+            slots[: self.num_slots] = self.slots[: self.num_slots]
+        self.slots, self.num_slots, self._max_batch = slots, len(slots) - 1, max_batch
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        self._arguments = {self._device is not None: arrays}
+        if self._device is not None:
+            arrays["workspace"] = self._memory.zeros(_C.workspace_words("store_append_", max_batch))
+
+    def begin_step(self, num_requests: int, max_new: int) -> None:
+        """Renumbers the blocks if the step could exhaust the block numbers.
+
+        Every rank must call it before each :meth:`append`, also before the replay of a graph, with
+        the same values. The bound is computed from them alone, so all ranks renumber in the same
+        step.
+
+        Args:
+            num_requests: maximum number of requests in the step.
+            max_new: as in :meth:`append`.
+        """
+        with self._mutex:
+            self._memory.use_current_stream_for_steps()
+            self._reserve_numbers(num_requests, max_new)
+
+    def begin_request(self, slot: int) -> None:
+        """Announces that another request uses a slot, before its first step. The call is optional:
+        without it the slot recognizes most new requests by their text. It launches in the current
+        stream, which is that of the steps."""
+        with self._mutex:
+            self.slots[slot] = 0
+
+    def begin_requests(self, slots: Any) -> None:
+        """Does what :meth:`begin_request` does for slots [N] int64, an array or a tensor on the
+        store's device, or for a slice of slots."""
+        with self._mutex:
+            if is_tensor(slots):
+                # An assignment to an index would copy the zero from the host.
+                self._get_arguments(is_torch=True)["slots"].index_fill_(0, slots, 0)
+            else:
+                self.slots[slots] = 0
+
+    def append(self, token_ids: Any, num_tokens: Any, num_sampled: Any, **arguments: Any) -> None:
+        """Calls ``store_append_``, which stores new text.
+
+        Args:
+            token_ids: [R, S], the rows after the step.
+            num_tokens: [R], their lengths.
+            num_sampled: [B], number of tokens that each request sampled.
+            arguments: the other arguments of the operator, except the arrays of the store.
+        """
+        with self._mutex:
+            is_torch = is_tensor(token_ids)
+            operators = sys.modules["torch"].ops.ngram_npu if is_torch else _C
+            memory = self._get_arguments(is_torch)
+            operators.store_append_(token_ids, num_tokens, num_sampled, **memory, **arguments)
+
+    def propose(self, token_ids: Any, num_tokens: Any, num_sampled: Any, **arguments: Any) -> None:
+        """Calls ``store_propose_``, which replaces drafts. The arguments are chosen as in
+        :meth:`append`."""
+        with self._mutex:
+            is_torch = is_tensor(token_ids)
+            operators = sys.modules["torch"].ops.ngram_npu if is_torch else _C
+            memory = self._get_arguments(is_torch)
+            operators.store_propose_(
+                token_ids,
+                num_tokens,
+                num_sampled,
+                text=memory["text"],
+                blocks=memory["blocks"],
+                table=memory["table"],
+                **arguments,
+            )
+
+    def _get_arguments(self, is_torch: bool) -> dict[str, Any]:
+        arguments = self._arguments.get(is_torch)
+        if arguments is None:
+            if not is_torch:
+                raise ValueError(f"NgramStore: expected tensors on {self._device}, got arrays")
+            from_numpy = sys.modules["torch"].from_numpy
+            arguments = {name: from_numpy(getattr(self, name)) for name in _ARRAYS}
+            self._arguments[is_torch] = arguments
+        return arguments
+
+    def add_text(self, text: Int32Array, scope: int) -> None:
+        """Adds a text as the output of one request, in slices of 256 tokens."""
+        ends = np.arange(BLOCK_TOKENS, len(text) + BLOCK_TOKENS, BLOCK_TOKENS, dtype=np.int32)
+        ends = np.minimum(ends, len(text))
+        place = self._memory.place
+        with self._between_steps():
+            row, lengths = place(np.ascontiguousarray(text, np.int32)[None]), place(ends)
+            counts = place(np.diff(ends, prepend=np.int32(0)))
+            slots, scopes = place(np.array([self.num_slots])), place(np.array([scope], np.int64))
+            self.begin_request(self.num_slots)
+            for i in range(len(ends)):
+                self._reserve_numbers(1, BLOCK_TOKENS)
+                self.append(
+                    row,
+                    lengths[i : i + 1],
+                    counts[i : i + 1],
+                    slot_indices=slots,
+                    scopes=scopes,
+                    max_new=BLOCK_TOKENS,
+                    hold_back=False,
+                )
+
+    def warm(self, texts: Iterable[npt.ArrayLike], *, scope: ScopeName = None) -> None:
+        """Adds texts to the store, one after the other, each as the output of one request.
+
+        Args:
+            texts: lists or arrays of token ids: example answers, without their prompts.
+            scope: the scope of the texts (:func:`ngram_npu.scope_of`).
 
         Raises:
-            RuntimeError: another call has been using the store for ten seconds.
+            ValueError: a text is not a vector of token ids from 0 to 2**31 - 1.
         """
-        with self._mutex, self._locked():
-            _C.store_clear(self._words, None if scope is None else scope_of(scope))
+        scope_number = scope_of(scope)
+        for text in [_check_token_ids(text) for text in texts]:
+            self.add_text(text, scope_number)
+
+    def merge(self, other: NgramStore, *, new_only: bool = False) -> None:
+        """Adds the text of another store, each request's text in its scope, in the order of their
+        oldest blocks; the text added last is overwritten last. A text contains what ``other`` still
+        has of it, for open requests the text so far. ``other`` is not changed.
+
+        Args:
+            other: the store to copy from.
+            new_only: skip texts that this store contains completely.
+
+        Raises:
+            ValueError: ``other`` is this store, or has another vocabulary.
+        """
+        if other is self:
+            raise ValueError("NgramStore: merge: expected another store, got this one")
+        if self.tokenizer and other.tokenizer and self.tokenizer != other.tokenizer:
+            raise ValueError(
+                f"NgramStore: merge: expected a store of vocabulary {self.tokenizer}, got "
+                f"{other.tokenizer}"
+            )
+        known = {(scope, text.tobytes()) for scope, text in self.texts()} if new_only else set()
+        for scope, text in other.texts():
+            if (scope, text.tobytes()) not in known:
+                self.add_text(text, scope)
+
+    def clear(self, scope: ScopeName = None) -> None:
+        """Removes the text of a scope; None: of all scopes. No token of it stays in the store's
+        memory. Pass ``Scope(0)`` for the scope of requests without a name.
+
+        If :meth:`save` is copying the text, it waits for the copy. Requests that are writing
+        continue with the tokens of their next step; tokens that are held back are dropped.
+        """
+        number = None if scope is None else scope_of(scope)
+        with self._copy_mutex, self._between_steps():
+            self._num_clears += 1
+            self.slots[...] = 0
+            if number is None:
+                self._number_offset += self.allocator[:1]
+                for name in _ARRAYS:
+                    getattr(self, name)[...] = 0
+                self._max_number = 1
+                return
+            low, high = split_scope(number)
+            is_other_scope = self.blocks[:, SCOPE_LOW] != low
+            self._keep_blocks(is_other_scope | (self.blocks[:, SCOPE_HIGH] != high))
 
     def mark_update(self, keep_updates: int | None = None) -> None:
         """Announces that the model's weights have changed, and removes text of older weights.
 
-        Open requests continue in new blocks. Text that was loaded, warmed or merged belongs to the
-        weights at that time; files do not contain the updates.
+        Requests that are writing continue as after :meth:`clear`. Text that was loaded, warmed or
+        merged belongs to the weights at that time; files do not contain the updates.
 
         Args:
             keep_updates: text from before the last ``keep_updates`` updates, including this one, is
@@ -240,340 +379,177 @@ class NgramStore(TextStore):
 
         Raises:
             ValueError: ``keep_updates`` is less than 1.
-            RuntimeError: another call has been using the store for ten seconds.
         """
-        self._check_keep_updates(keep_updates)
-        with self._mutex, self._locked():
-            self._update_marks.append(_C.store_mark_update(self._words))
+        if keep_updates is not None and keep_updates < 1:
+            raise ValueError(
+                "NgramStore: mark_update: keep_updates: expected at least 1 or None, got "
+                f"{keep_updates}"
+            )
+        with self._copy_mutex, self._between_steps():
+            self.slots[...] = 0
+            self._update_marks.append(self.allocator[:1] + self._number_offset)
             if keep_updates is not None and len(self._update_marks) >= keep_updates:
                 del self._update_marks[:-keep_updates]
-                _C.store_drop(self._words, self._update_marks[0])
+                self._num_clears += 1
+                first_kept = self._update_marks[0] - self._number_offset
+                self._keep_blocks(self.blocks[:, HEAD_NUMBER] >= first_kept)
 
-    def _save_once(self, path: str | PathLike[str]) -> None:
-        epoch = self._epoch
-        # The mutex prevents a clear between the check and the replacement.
-        with self.write_new_file(path) as replace, self._mutex:
-            self._check_epoch(epoch)
-            replace()
+    def _keep_blocks(self, is_kept: Any) -> None:
+        # A multiplication releases the GIL, an assignment to selected rows does not.
+        self.text *= is_kept[:, None]
+        self.blocks *= is_kept[:, None]
 
-    def write_new_file(
-        self, path: str | PathLike[str]
-    ) -> AbstractContextManager[Callable[[], None]]:
-        """Returns a context that writes a new file and yields a function that replaces ``path`` by
-        it. :meth:`save` checks in between that no text of the file has been cleared."""
-        return store_file.write_new_file(
-            path, self._sizes, self.tokenizer, self.seed, self._pieces(self._epoch)
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the texts to a file, which is replaced atomically. A process that is killed during
+        the call leaves the old file and a file that ends in ``.tmp``, which the next call for this
+        path removes.
+
+        The text is copied at one point between two steps; in host memory, a step waits for this
+        copy. If :meth:`clear` is called meanwhile, the call starts again.
+
+        The file contains unencrypted text as token ids: only its owner may read it.
+
+        Raises:
+            OSError: writing fails.
+            RuntimeError: text was cleared during each of ten attempts.
+        """
+        for _ in range(MAX_SAVE_ATTEMPTS):
+            num_clears = self._num_clears
+            contents = self.texts(), self.capacity, self.tokenizer, self.seed
+            # This mutex prevents a clear. Steps do not take it, since a rename may be slow.
+            with store_file.write_new_file(path, *contents) as replace, self._copy_mutex:
+                if num_clears == self._num_clears:
+                    replace()
+                    return
+        raise RuntimeError(
+            f"NgramStore: save: text was cleared during each of {MAX_SAVE_ATTEMPTS} attempts"
         )
-
-    @property
-    def _epoch(self) -> int:
-        """Changes when a copy that was made before is no longer valid, as after :meth:`clear`."""
-        return self._read_word("epoch")
-
-    @property
-    def revision(self) -> tuple[int, int]:
-        """Changes whenever text is added or cleared."""
-        return self._read_word("inserted"), self._epoch
-
-    @property
-    def calls_skipped(self) -> int:
-        """As in ``statistics``, but reads only this counter, which is faster."""
-        return self._read_word("calls_skipped")
-
-    def _read_word(self, name: str) -> int:
-        return int(self._words[_C.STORE_WORDS[name]])
-
-    def _check_epoch(self, epoch: int) -> None:
-        if self._epoch != epoch:
-            raise ClearedDuringSaveError
-
-    def _pieces(self, epoch: int) -> Iterator[memoryview]:
-        """Yields the contents for a file. All pieces use the same buffer, because allocating memory
-        would delay steps."""
-        buffer = np.empty(_C.STORE_PIECE_WORDS, np.int32)
-        buffer_bytes = buffer.data.cast("B")
-        for piece in range(_C.store_pieces(self._words)):
-            deadline = time.monotonic() + _LOCK_TIMEOUT_S
-            while (count := _C.store_pack(self._words, piece, buffer)) is None:
-                _sleep_until_free(deadline)
-            self._check_epoch(epoch)
-            yield buffer_bytes[: count * WORD_BYTES]
 
     @classmethod
     def load(
         cls,
         path: str | PathLike[str],
         *,
-        num_slots: int | None = None,
-        token_capacity: int | None = None,
-        visibility: Visibility | None = None,
+        tokens: int | None = None,
+        device: Any = None,
+        num_slots: int = 256,
+        max_batch: int | None = None,
         tokenizer: str = "",
-        kind: Kind = "numpy",
     ) -> NgramStore:
-        """Loads a store that :meth:`save` wrote, with its statistics. No request is open.
+        """Loads a store that :meth:`save` wrote. If the capacity is too small for its text, the
+        newest text is kept.
 
         Args:
             path: the file.
-            num_slots: maximum number of concurrently writing requests; None: one per 1024 tokens of
-                capacity.
-            token_capacity: None: the value in the file. With another value, the file's text is
-                added to a new store, as in :meth:`merge`.
-            visibility: like ``token_capacity``.
+            tokens: capacity (default: the capacity in the file).
             tokenizer: expected digest of the vocabulary; empty: not checked.
-            kind: ``"numpy"`` or ``"torch"``.
+
+        The other arguments are those of the class.
 
         Raises:
             StoreFileError: the file is not a store file, has another version or vocabulary, or is
                 truncated or damaged.
-            ValueError: too many slots for the capacity.
+            ValueError: a size out of bounds.
             OSError: it cannot be read.
         """
-        name = str(fspath(path))
-        with open(path, "rb") as file:
-            description = store_file.read_description(file, name)
-            if tokenizer and description.tokenizer and tokenizer != description.tokenizer:
-                raise StoreFileError(
-                    f"{name}: of another tokenizer: expected vocabulary {tokenizer}, got "
-                    f"{description.tokenizer}"
-                )
-            sizes = description.sizes
-            max_slots = sizes.num_blocks * BLOCK_TOKENS // _MIN_SLOT_TOKENS
-            has_valid_sizes = _C.store_words(max(1, max_slots), *sizes[:2]) > 0
-            if not has_valid_sizes or sizes.visibility >= len(VISIBILITIES):
-                raise StoreFileError(f"{name}: corrupt: no store has the sizes in its header")
-            store = cls.__new__(cls)
-            store._sizes = sizes
-            store.tokenizer = description.tokenizer or tokenizer
-            store.seed, store.checksum = description.seed, description.checksum
-            capacity = token_capacity or store.token_capacity
-            new_visibility = visibility or store.visibility
-            is_unchanged = (
-                -(-capacity // BLOCK_TOKENS) == sizes.num_blocks
-                and new_visibility == store.visibility
-            )
-            store.num_slots = max_slots
-            if is_unchanged and num_slots is not None:
-                store.num_slots = max(1, min(num_slots, max_slots))
-            store._read_contents(file, name, kind)
-        if is_unchanged:
-            if num_slots not in (None, store.num_slots):
-                raise ValueError(
-                    f"NgramStore: num_slots: expected 1 to {max_slots}, got {num_slots}"
-                )
-            return store
-        slots = num_slots or max(1, capacity // _MIN_SLOT_TOKENS)
-        resized = cls(
-            slots, capacity, visibility=new_visibility, tokenizer=store.tokenizer, kind=kind
-        )
-        resized.merge(store)
-        resized.seed, resized.checksum = store.seed, store.checksum
-        return resized
-
-    def _read_contents(self, file: BufferedReader, name: str, kind: str) -> None:
-        """Allocates the store and copies the contents of its file to it."""
-        self._allocate(kind)
-        number = -1
-        for number, piece in enumerate(store_file.read_pieces(file, name)):
-            if fault := _C.store_unpack(self._words, number, piece):
-                raise StoreFileError(f"{name}: corrupt: NgramStore: {_C.STORE_FAULTS[fault]}")
-        if number + 1 != (expected := _C.store_pieces(self._words)):
+        description, texts = store_file.read_texts(path)
+        if tokenizer and description.tokenizer and tokenizer != description.tokenizer:
             raise StoreFileError(
-                f"{name}: corrupt: expected {expected} pieces for the sizes in its header, got "
-                f"{number + 1}"
+                f"{fspath(path)}: of another tokenizer: expected vocabulary {tokenizer}, got "
+                f"{description.tokenizer}"
             )
+        store = cls(
+            description.capacity if tokens is None else tokens,
+            device=device,
+            num_slots=num_slots,
+            max_batch=max_batch,
+            tokenizer=description.tokenizer or tokenizer,
+        )
+        store.seed, store.checksum = description.seed, description.checksum
+        for scope, text in texts:
+            store.add_text(text, scope)
+        return store
 
     def check_integrity(self) -> None:
         """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.
 
         Raises:
-            IntegrityError: the message names the violated rule, and the slot, block or line.
-            RuntimeError: another call has been using the store for ten seconds.
+            IntegrityError: the message names the violated rule, and the slot, block or entry.
         """
-        with self._locked():
-            copy = self._words.copy()
-        _C.store_unlock(copy)
-        fault, where = _C.store_check(copy)
-        if fault:
-            raise IntegrityError(f"NgramStore: {_C.STORE_FAULTS[fault]} ({where})")
-
-    @property
-    def scopes(self) -> dict[Scope, int]:
-        """Number of tokens in the store by scope."""
-        with self._locked():
-            heads = self._words[self._parts()["heads"]].copy().view(_BLOCK_HEAD)
-        used = heads[heads["serial"] > 0]
-        tokens = used["fill"] - np.minimum(used["first"], used["fill"])
-        return count_tokens_by_scope(used["scope"], tokens)
-
-    def _parts(self) -> dict[str, slice]:
-        """Returns the parts of the tensor as slices of words."""
-        blocks = self._sizes.num_blocks
-        spans = _C.store_parts(self.num_slots, blocks, self._sizes.line_bits)
-        parts = {name: slice(*span) for name, span in spans.items()}
-        # The span of the heads includes padding, which aligns the next part; the slice does not.
-        start = parts["heads"].start
-        parts["heads"] = slice(start, start + blocks * _BLOCK_HEAD.itemsize // WORD_BYTES)
-        return parts
+        with self._between_steps():
+            arrays = {name: getattr(self, name) for name in _ARRAYS}
+            if self._device is not None:
+                arrays = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
+            arrays = {name: array.astype(np.int64) for name, array in arrays.items()}
+        check_contents(arrays)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Holds the store's lock. Steps skip the store meanwhile."""
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while not _C.store_lock(self._words):
-            _sleep_until_free(deadline)
-        try:
+    def _between_steps(self) -> Iterator[None]:
+        """Returns a context whose launches run between two steps, in their stream."""
+        with self._mutex, self._memory.use_step_stream():
             yield
-        finally:
-            _C.store_unlock(self._words)
 
-    def add_text(self, text: Int32Array, scope: int) -> None:
-        if not len(text):
-            return
-        slots = np.array([self.num_slots - 1], np.int32)
-        length, scopes = np.array([len(text)], np.int32), np.array([scope], np.int64)
-        with self._mutex:  # only one text at a time can use the last slot
-            self.close_slots(slots)
-            self.append_rows(text[None], length, length, slot_indices=slots, scopes=scopes)
-            self.close_slots(slots)
+    def _copy_to_host(self, *, heads_only: bool = False) -> list[Int32Array]:
+        """Returns blocks and text after the newest step; with ``heads_only`` the blocks alone."""
+        with self._copy_mutex:
+            with self._between_steps():
+                arrays = (self.blocks,) if heads_only else (self.blocks, self.text)
+                copy = self._memory.start_copy(arrays)
+            return self._memory.finish_copy(copy)
 
-    def close_slots(self, slot_indices: Int32Array) -> None:
-        """Does what :meth:`finish` does, but waits while another call uses the store.
+    def _reserve_numbers(self, num_requests: int, max_new: int) -> None:
+        num_blocks = len(self.blocks)
+        num_new = min(num_blocks // 2, num_requests * -(-max_new // BLOCK_TOKENS))
+        if self._max_number + num_new > END_OF_BLOCK_NUMBERS:
+            self._renumber()
+            self._max_number = 2 * num_blocks
+        self._max_number += num_new
+        self._num_changes += 1
 
-        Raises:
-            RuntimeError: another call has been using the store for ten seconds.
-        """
-        self._repeat_until_done(
-            lambda: _C.ngram_store_finish_(self._words, slot_indices),
-            lambda: not self._slots[slot_indices, 0].any(),
-        )
-
-    def append_rows(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        num_new: Int32Array,
-        *,
-        slot_indices: Int32Array,
-        scopes: npt.NDArray[np.int64],
-        row_indices: Int32Array | None = None,
-    ) -> None:
-        """Adds the newest tokens of rows without drafting. Waits while another call uses the store.
-
-        Args:
-            token_ids: [R, S] the rows.
-            num_tokens: [R] their lengths.
-            num_new: [B] number of new tokens at each row's end, at least 1.
-            slot_indices: [B] as in ``ngram_store_step_``; slots are distinct.
-            scopes: [B] as in ``ngram_store_step_``.
-            row_indices: [B] as in ``ngram_store_step_``.
-
-        Raises:
-            RuntimeError: another call has been using the store for ten seconds.
-        """
-        batch = len(num_new)
-        lengths = num_tokens if row_indices is None else num_tokens[row_indices]
-
-        def step() -> None:
-            _C.ngram_store_step_(
-                token_ids,
-                num_tokens,
-                num_new,
-                self._words,
-                row_indices=row_indices,
-                slot_indices=slot_indices,
-                scopes=scopes,
-                draft_token_ids=np.zeros((batch, 0), np.int32),
-                num_draft_tokens=np.zeros(batch, np.int32),
-                match_len=np.zeros(batch, np.int32),
-                draft_costs=np.zeros((batch, 0), np.uint8),
-                costs=np.zeros((16, _C.STORE_COST_COLUMNS), np.uint8),
-            )
-
-        self._repeat_until_done(
-            step, lambda: bool((self._slots[slot_indices, 1] == lengths[:batch]).all())
-        )
-
-    @property
-    def _slots(self) -> Int32Array:
-        """[num_slots, 4]. In each row, the first word is 0 if no request is open, and the second is
-        the length up to which the request's text was stored or skipped."""
-        return self._words[self._parts()["slots"]].reshape(self.num_slots, _SLOT_WORDS)
-
-    def _repeat_until_done(
-        self, operator_call: Callable[[], None], is_done: Callable[[], bool]
-    ) -> None:
-        """Repeats a call that does nothing while another call holds the lock."""
-        deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while True:
-            operator_call()
-            if is_done():
-                return
-            _sleep_until_free(deadline)
-
-    def texts(self) -> list[tuple[int, Int32Array]]:
-        with self._locked():
-            parts = self._parts()
-            heads = self._words[parts["heads"]].copy().view(_BLOCK_HEAD)
-            tokens = self._words[parts["tokens"]].copy().reshape(-1, BLOCK_TOKENS)
-        texts: list[tuple[int, list[Int32Array]]] = []
-        pieces_by_newest: dict[int, list[Int32Array]] = {}  # by serial number of the newest block
-        for block in np.argsort(heads["serial"]):
-            head = heads[block]
-            if not head["serial"]:
-                continue
-            pieces = pieces_by_newest.pop(int(head["previous"]), None)
-            if pieces is None:
-                pieces = [tokens[block, : head["fill"]]]
-                texts.append((int(head["scope"]), pieces))
-            else:
-                pieces.append(tokens[block, head["first"] : head["fill"]])
-            pieces_by_newest[int(head["serial"])] = pieces
-        return [(scope, np.concatenate(pieces)) for scope, pieces in texts]
+    def _renumber(self) -> None:
+        """Subtracts the largest multiple of the number of blocks that leaves the number of each
+        block in the ring above 0. References to blocks that were replaced become 0."""
+        num_blocks = len(self.blocks)
+        rounds = (self.allocator[:1] - 1) // num_blocks - 1
+        offset = rounds * (rounds > 0) * num_blocks
+        self._number_offset += offset
+        numbers = self.blocks[:, HEAD_NUMBER : HEAD_NEXT + 1]
+        for array in (self.slots[:, SLOT_BLOCK], numbers, self.allocator):
+            _subtract(array, offset)
+        _subtract(self.table, offset * BLOCK_TOKENS)
 
 
-def make_store(config: NgramConfig, num_slots: int, *, kind: Kind) -> NgramStore:
-    """Creates the store that ``config.store`` requests.
+def _subtract(array: Any, offset: Any) -> None:
+    """Subtracts from an array in place; negative results become 0."""
+    array -= offset
+    array *= array > 0
 
-    Raises:
-        ValueError: too few ``store_tokens`` for ``num_slots`` slots.
-    """
-    assert config.store is not None
-    min_tokens = num_slots * _MIN_SLOT_TOKENS
-    if config.store_tokens < min_tokens:
+
+def _make_memory(device: Any) -> tuple[Memory, Any]:
+    """Returns the memory and the torch device; None in host memory."""
+    if device is None or str(device) == "cpu":
+        return HostMemory(), None
+    import torch
+
+    torch_device = torch.device(device)
+    if not _library.has_kernel("store_append_", torch_device.type):
         raise ValueError(
-            f"NgramConfig: store_tokens: expected at least {min_tokens}, 1024 for each of "
-            f"{num_slots} requests, got {config.store_tokens}"
+            f"NgramStore: device: expected a device with kernels of the store, got {torch_device}"
         )
-    return NgramStore(num_slots, config.store_tokens, visibility=config.store, kind=kind)
+    return DeviceMemory(torch_device), torch_device
 
 
-def store_arguments(config: NgramConfig, like: Any) -> dict[str, Any]:
-    """Returns the keyword arguments of ``ngram_store_step_`` for a config. Tables are arrays or
-    tensors, as ``like`` is."""
-    table: Any = config.store_cost_table
-    if is_tensor(like):
-        table = sys.modules["torch"].from_numpy(table.copy())
-    arguments = {"costs": table, "cost_limit": config.cost_limit}
-    return arguments if config.max_len is None else {**arguments, "max_len": config.max_len}
-
-
-_STORES: WeakSet[NgramStore] = WeakSet()
-
-
-def _release_locks_in_child() -> None:
-    """Unlocks all stores in a forked process, where the threads that took the locks do not exist.
-    A store that such a thread was writing to is incomplete, so it is emptied."""
-    for store in _STORES:
-        store._mutex = threading.RLock()
-        if store._words[_C.STORE_WORDS["lock"]] == 1:
-            _C.store_clear(store._words, None)
-        _C.store_unlock(store._words)
-
-
-os.register_at_fork(after_in_child=_release_locks_in_child)
-
-
-def _sleep_until_free(deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise RuntimeError(f"NgramStore: in use by another call for {_LOCK_TIMEOUT_S:g} seconds")
-    time.sleep(1e-4)
+def _check_token_ids(text: npt.ArrayLike) -> Int32Array:
+    """Returns the token ids of a text as int32."""
+    token_ids = np.asarray(text)
+    if token_ids.ndim != 1 or (token_ids.size and token_ids.dtype.kind not in "iu"):
+        raise ValueError(
+            f"NgramStore: warm: expected a vector of token ids, got {token_ids.dtype} of shape "
+            f"{list(token_ids.shape)}"
+        )
+    if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < 2**31:
+        raise ValueError(
+            f"NgramStore: warm: expected token ids of 0 to 2**31 - 1, got {token_ids.min()} to "
+            f"{token_ids.max()}"
+        )
+    return np.ascontiguousarray(token_ids, np.int32)

@@ -1,74 +1,70 @@
-"""Tests that stores are saved, loaded and merged, and that files of other formats are rejected."""
+"""Tests that stores are saved and loaded, that files are replaced completely or not at all, and
+that the copies for them are made between steps."""
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
+import random
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import ngram_npu.store.memory as memory_module
 import numpy as np
 import pytest
-from core.store.requests import Request
-from ngram_npu import NgramStore, StoreFileError, scope_of
-from ngram_npu.store import Visibility
+import torch
+from core.store.steps import Requests, run_step
+from core.store.test_store import EXPECTED, fill_store, make_store, read_store
+from ngram_npu import NgramStore, Scope, StoreFileError
 from ngram_npu.store import file as store_file
-from ngram_npu.tensors import Int32Array
+from ngram_npu.store.memory import DeviceMemory, HostMemory
+from torch.utils._python_dispatch import TorchDispatchMode
 
-TEXT = list(range(100, 140))
-HEADER_BYTES = 64 + 32  # including the checksum
-
-
-def make_full_store(visibility: Visibility = "live", slots: int = 3) -> NgramStore:
-    """Returns a store after more text of three scopes than it can hold, with open requests."""
-    store = NgramStore(slots, 16384, visibility=visibility)
-    rng = np.random.default_rng(7)
-    for i in range(60):
-        request = Request(store, i % slots, scope=i % 3)
-        request.append(rng.integers(0, 50, int(rng.integers(1, 900))).tolist())
-    return store
+HEADER_BYTES = 72 + 32  # including the checksum
+DIGEST, SEED = "ab" * 16, "cd" * 16
 
 
-def get_live_words(store: NgramStore) -> Int32Array:
-    """Returns all words except the slots, with the entries of overwritten text set to 0."""
-    words = store._words.copy()
-    slices = store._parts()
-    serials = set(words[slices["heads"]].reshape(-1, 8)[:, 0].tolist()) - {0}
-    entries = words[slices["lines"]].reshape(-1, 2)
-    is_live = np.isin(entries[:, 1].view(np.uint32) >> 8, list(serials))
-    entries[~is_live] = 0
-    return np.delete(words, slices["slots"])
+def test_loaded_store_equals_saved_store(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = fill_store(make_store(tokenizer=DIGEST))
+    store.seed = SEED
+    store.save(path)
+    loaded = NgramStore.load(path, tokenizer=DIGEST)
+    for name in ("text", "blocks", "table", "allocator"):
+        assert np.array_equal(getattr(loaded, name), getattr(store, name)), name
+    description = store_file.describe(path)
+    assert (loaded.tokenizer, loaded.seed) == (DIGEST, SEED)
+    assert (loaded.checksum, loaded.capacity) == (description.checksum, store.capacity)
+    assert (description.num_texts, description.num_tokens) == (3, 807)
+    assert path.stat().st_size == HEADER_BYTES + 3 * 12 + 807 * 4
+    smaller = NgramStore.load(path, tokens=512)
+    assert smaller.capacity == 512
+    assert read_store(smaller)[-1] == EXPECTED[-1]
 
 
-@pytest.mark.parametrize("visibility", ["live", "finish"])
-def test_loaded_store_equals_saved_store(visibility: Visibility, tmp_path: Path) -> None:
-    store = make_full_store(visibility)
+@pytest.mark.parametrize("num_blocks", [2, 3, 64])
+@pytest.mark.parametrize("length", [1, 256, 497, 768, 4096])
+def test_full_store_is_saved_completely(tmp_path: Path, num_blocks: int, length: int) -> None:
+    store = make_store(num_blocks)
+    num_texts = 80 * 256 // max(length, 256)
+    store.warm(np.arange(num_texts * length).reshape(num_texts, length))
     store.save(tmp_path / "store")
-    copy = NgramStore.load(tmp_path / "store", num_slots=3, kind="torch")
-    assert np.array_equal(get_live_words(copy), get_live_words(store))
-    assert copy.statistics.open_slots == 0
-    assert copy.visibility == visibility
-    if visibility == "live":  # with "finish", the open requests of the saved store are lost
-        store.finish(np.arange(3))
-        other_store = NgramStore.load(tmp_path / "store", num_slots=3)
-        drafts = Request(store, 0, scope=1).append([4, 5])
-        assert drafts == Request(other_store, 0, scope=1).append([4, 5]) != []
+    loaded = NgramStore.load(tmp_path / "store")
+    assert read_store(loaded) == read_store(store)
+    loaded.check_integrity()
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5, None])
-def test_store_loaded_with_other_slots_is_equal(slots: int | None, tmp_path: Path) -> None:
-    store = make_full_store()
-    store.save(tmp_path / "store")
-    copy = NgramStore.load(tmp_path / "store", num_slots=slots)
-    assert copy.statistics.num_slots == (slots or 16)
-    copy.check_integrity()
-    copy.save(tmp_path / "loaded")
-    reloaded = NgramStore.load(tmp_path / "loaded", num_slots=3)
-    assert np.array_equal(get_live_words(reloaded), get_live_words(store))
+def test_store_without_text_is_saved(tmp_path: Path) -> None:
+    make_store().save(tmp_path / "store")
+    assert read_store(NgramStore.load(tmp_path / "store")) == []
 
 
 def test_save_to_link_replaces_its_target_by_a_private_file(tmp_path: Path) -> None:
@@ -77,7 +73,7 @@ def test_save_to_link_replaces_its_target_by_a_private_file(tmp_path: Path) -> N
     path.write_bytes(b"old")
     path.chmod(0o644)
     (tmp_path / "link").symlink_to(path)
-    make_full_store().save(tmp_path / "link")
+    make_store().save(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(path.parent) == ["store"]
@@ -85,10 +81,10 @@ def test_save_to_link_replaces_its_target_by_a_private_file(tmp_path: Path) -> N
 
 def test_failed_save_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        make_full_store().save(tmp_path / "none" / "store")
+        make_store().save(tmp_path / "none" / "store")
     (tmp_path / "folder" / "in").mkdir(parents=True)
     with pytest.raises(OSError, match="folder"):
-        make_full_store().save(tmp_path / "folder")
+        make_store().save(tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]
 
 
@@ -109,7 +105,7 @@ def test_process_killed_while_saving_leaves_a_complete_file(tmp_path: Path) -> N
 SAVE_AND_EXIT = """
 import os, sys
 from ngram_npu import NgramStore
-store = NgramStore(1, 4096)
+store = NgramStore(4096)
 num_steps_left, fsync = 100, os.fsync
 def count_step(*_):
     global num_steps_left
@@ -138,37 +134,39 @@ for n in range(8):
 """
 
 
+@pytest.mark.parametrize("function", ["fsync", "replace"])
 def test_save_keeps_the_temporary_file_of_a_concurrent_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, fsync = tmp_path / "store", os.fsync
-    is_writing, may_continue = threading.Event(), threading.Event()
-    slow_store, quick_store = NgramStore(1, 1024), NgramStore(1, 2048)
+    """The first save waits before it writes to the disk, or before it replaces the path."""
+    path, call = tmp_path / "store", getattr(os, function)
+    is_waiting, may_continue = threading.Event(), threading.Event()
+    slow_store, quick_store = make_store(4), make_store(8)
     save_thread = threading.Thread(target=slow_store.save, args=(path,))
 
-    def wait_then_sync(file: int) -> None:
+    def wait_then_call(*arguments: Any) -> None:
         if threading.current_thread() is save_thread and not may_continue.is_set():
-            is_writing.set()
+            is_waiting.set()
             assert may_continue.wait(60)
-        fsync(file)
+        call(*arguments)
 
-    monkeypatch.setattr(os, "fsync", wait_then_sync)
+    monkeypatch.setattr(os, function, wait_then_call)
     save_thread.start()
-    assert is_writing.wait(60)
+    assert is_waiting.wait(60)
     (temporary_file,) = os.listdir(tmp_path)
     quick_store.save(path)
     assert set(os.listdir(tmp_path)) == {"store", temporary_file}
     may_continue.set()
     save_thread.join()
     assert os.listdir(tmp_path) == ["store"]
-    assert NgramStore.load(path).token_capacity == 1024
+    assert NgramStore.load(path).capacity == 1024
 
 
 def test_temporary_file_removed_before_it_is_locked_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, flock = tmp_path / "store", fcntl.flock
-    first_store, second_store = NgramStore(1, 1024), NgramStore(1, 2048)
+    first_store, second_store = make_store(4), make_store(8)
 
     def save_then_lock(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", flock)
@@ -179,25 +177,23 @@ def test_temporary_file_removed_before_it_is_locked_is_created_again(
     monkeypatch.setattr(fcntl, "flock", save_then_lock)
     first_store.save(path)
     assert os.listdir(tmp_path) == ["store"]
-    assert NgramStore.load(path).token_capacity == 1024
+    assert NgramStore.load(path).capacity == 1024
 
 
 def test_save_removes_only_its_own_temporary_files(tmp_path: Path) -> None:
     """A pipe or a folder may have the name of a temporary file."""
     code = "0123456789abcdef"
-    other_names = {
-        f".other.{code}.tmp",
-        f".stores.{code}.tmp",
-        f".s+ore.{code}.tmp",
-        f"store.{code}.tmp",
-    }
-    other_names |= {f".store.{code[1:]}.tmp", f".store.{code}.tmp2"}
+    other_names = {f".{name}.{code}.tmp" for name in ("other", "stores", "s+ore")}
+    other_names |= {f"store.{code}.tmp", f".store.{code[1:]}.tmp", f".store.{code}.tmp2"}
     for name in (*other_names, f".s.ore.{code}.tmp"):
         (tmp_path / name).write_bytes(b"x")
     (tmp_path / f".s.ore.{code[::-1]}.tmp").mkdir()
     os.mkfifo(tmp_path / f".s.ore.{code[1:]}0.tmp")
-    NgramStore(1, 1024).save(tmp_path / "s.ore")
+    make_store().save(tmp_path / "s.ore")
     assert set(os.listdir(tmp_path)) == other_names | {"s.ore", f".s.ore.{code[::-1]}.tmp"}
+
+
+# Files that cannot be used.
 
 
 def check_file_is_rejected(path: Path, message: str) -> None:
@@ -206,208 +202,286 @@ def check_file_is_rejected(path: Path, message: str) -> None:
     assert str(path) in str(error.value)
 
 
-def test_truncated_file_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    NgramStore(1, 1024).save(path)
-    content = path.read_bytes()
-    path.write_bytes(b"")
-    check_file_is_rejected(path, "not a store file")
+@pytest.fixture
+def saved_path(tmp_path: Path) -> Path:
+    fill_store(make_store(tokenizer=DIGEST)).save(tmp_path / "store")
+    return tmp_path / "store"
+
+
+def test_truncated_file_is_rejected(saved_path: Path) -> None:
+    content = saved_path.read_bytes()
+    saved_path.write_bytes(b"")
+    check_file_is_rejected(saved_path, "not a store file")
     for size in (*range(1, HEADER_BYTES + 3), len(content) // 2, len(content) - 1):
-        path.write_bytes(content[:size])
-        check_file_is_rejected(path, "truncated")
-    path.write_bytes(content + b"x")
-    check_file_is_rejected(path, "too long")
+        saved_path.write_bytes(content[:size])
+        check_file_is_rejected(saved_path, "truncated")
+    saved_path.write_bytes(content + b"x")
+    check_file_is_rejected(saved_path, "too long")
 
 
-def test_file_of_another_format_or_version_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    make_full_store().save(path)
-    content = bytearray(path.read_bytes())
-    path.write_bytes(b"\x89PNG" + bytes(content))
-    check_file_is_rejected(path, "not a store file")
-    for version, age in ((1, "an older"), (3, "a newer")):
+def test_file_of_another_format_or_version_is_rejected(saved_path: Path) -> None:
+    content = bytearray(saved_path.read_bytes())
+    saved_path.write_bytes(b"\x89PNG" + bytes(content))
+    check_file_is_rejected(saved_path, "not a store file")
+    advices = {2: "make the file again with `ngram-npu learn`", 4: "update ngram_npu"}
+    for version, advice in advices.items():
         content[8:12] = struct.pack("<I", version)
         for size in (12, len(content)):
-            path.write_bytes(content[:size])
-            check_file_is_rejected(path, f"of {age} release: expected format 2, got {version}")
+            saved_path.write_bytes(content[:size])
+            message = f"expected a file of format 3, got format {version}; {advice}$"
+            check_file_is_rejected(saved_path, message)
+
+
+def test_damaged_file_is_rejected_before_memory_is_allocated(
+    saved_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One flipped bit in the header or in the first texts. Reading must need little memory, even if
+    the sizes in the header are large."""
+    content, rng = saved_path.read_bytes(), random.Random(1)
+    monkeypatch.setattr(NgramStore, "__init__", None)
+    for position in (*range(8 * HEADER_BYTES), *rng.choices(range(8 * len(content)), k=200)):
+        data = bytearray(content)
+        data[position // 8] ^= 1 << position % 8
+        saved_path.write_bytes(data)
+        check_file_is_rejected(
+            saved_path, "not a store file|truncated|too long|of format|corrupt: its checksum"
+        )
+
+
+def test_file_of_another_tokenizer_is_rejected(saved_path: Path) -> None:
+    with pytest.raises(StoreFileError, match=f"of another tokenizer: expected vocabulary {SEED}"):
+        NgramStore.load(saved_path, tokenizer=SEED)
+    with pytest.raises(ValueError, match="expected 32 hexadecimal digits, got 'gpt2'"):
+        make_store(tokenizer="gpt2")
+    make_store().save(saved_path)
+    assert NgramStore.load(saved_path, tokenizer=SEED).tokenizer == SEED
+
+
+# Text that is removed during a save.
 
 
 @pytest.mark.parametrize(
-    ("offset", "value", "message"),
-    [
-        (12, 0, "corrupt: no store has the sizes in its header"),  # blocks
-        (16, 0, "corrupt: no store has the sizes in its header"),  # bits
-        (16, 3, "corrupt: NgramStore: a piece of a file does not belong to a store of these sizes"),
-        (20, 2, "corrupt: no store has the sizes in its header"),  # visibility
-        (24, 2**30, "truncated: expected 1073741824 bytes"),
-        (32, 5, "corrupt: its checksum does not match"),
-        (HEADER_BYTES, 9, "corrupt: NgramStore: a piece of a file"),
-    ],
+    "remove", [lambda store: store.clear(Scope(0)), lambda store: store.mark_update(1)]
 )
-def test_damaged_file_is_rejected(offset: int, value: int, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    make_full_store().save(path)
-    data = bytearray(path.read_bytes())
-    data[offset : offset + 4] = struct.pack("<I", value)
-    path.write_bytes(data)
-    check_file_is_rejected(path, message)
-
-
-def test_file_of_another_tokenizer_is_rejected(tmp_path: Path) -> None:
-    path, tokenizer, other_id = tmp_path / "store", "0f" * 16, "a0" * 16
-    store = NgramStore(1, 4096, tokenizer=tokenizer)
-    store.seed = "1b" * 16
-    store.warm([TEXT])
-    store.save(path)
-    for capacity in (4096, 8192):
-        copy = NgramStore.load(
-            path, token_capacity=capacity, visibility="live", tokenizer=tokenizer
-        )
-        assert (copy.tokenizer, copy.seed) == (tokenizer, store.seed)
-        assert (copy.token_capacity, copy.statistics.tokens_held) == (capacity, len(TEXT))
-    assert store_file.describe(path).tokenizer == tokenizer
-    with pytest.raises(StoreFileError, match=f"another tokenizer: expected vocabulary {other_id}"):
-        NgramStore.load(path, tokenizer=other_id)
-    with pytest.raises(ValueError, match=f"merge: expected a store of vocabulary {other_id}"):
-        NgramStore(1, 4096, tokenizer=other_id).merge(store)
-    with pytest.raises(ValueError, match="expected 32 hexadecimal digits, got 'gpt2'"):
-        NgramStore(1, 4096, tokenizer="gpt2")
-
-
-def test_store_from_file_without_tokenizer_gets_tokenizer_argument(tmp_path: Path) -> None:
-    NgramStore(1, 4096).save(tmp_path / "store")
-    for capacity in (4096, 8192):
-        copy = NgramStore.load(tmp_path / "store", token_capacity=capacity, tokenizer="0f" * 16)
-        assert copy.tokenizer == "0f" * 16
-
-
-def test_file_size_depends_on_the_text_only(tmp_path: Path) -> None:
-    store = NgramStore(1, 1 << 22)
-    store.warm([np.random.default_rng(1).integers(0, 5000, 40_000)])
-    store.save(tmp_path / "store")
-    assert (tmp_path / "store").stat().st_size < 40_000 * (5 + 5 * 12) + 10_000
-
-
-def insert_call_after_each_piece(store: NgramStore, function: Callable[[], object]) -> None:
-    """Changes a store so that a save calls the function after each piece of the file."""
-    pieces = store._pieces
-
-    def iterate_pieces_with_calls(epoch: int) -> Iterator[bytes]:
-        for piece in pieces(epoch):
-            yield piece
-            function()
-
-    store._pieces = iterate_pieces_with_calls  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("visibility", ["live", "finish"])
-def test_file_saved_during_steps_is_valid(visibility: Visibility, tmp_path: Path) -> None:
-    """Text is added and overwritten between any two pieces. The file contains all other text."""
-    store = NgramStore(3, 1 << 19, visibility=visibility)
-    rng = np.random.default_rng(3)
-    old_text = rng.integers(50, 90, 9000).tolist()
-    store.warm([rng.integers(0, 50, 1 << 18), old_text], scope=5)
-    requests = [Request(store, i, scope=i) for i in range(2)]
-
-    def add_text() -> None:
-        for request in requests:
-            request.append(rng.integers(0, 50, 9000).tolist())
-
-    insert_call_after_each_piece(store, add_text)
-    store.save(tmp_path / "store")
-    assert store.statistics.calls_skipped == 0
-    copy = NgramStore.load(tmp_path / "store")
-    copy.check_integrity()
-    assert copy.statistics.tokens_held > 1 << 18
-    request = Request(copy, 0, scope=5, prompt=old_text[4000:4020])
-    assert request.append([old_text[4020]]) == old_text[4021:4025]
-
-
-def test_text_cleared_between_pieces_is_not_saved(tmp_path: Path) -> None:
-    store = NgramStore(1, 4096)
-    store.warm([TEXT], scope="a")
-    store.warm([[5, 6, 7]], scope="b")
-    insert_call_after_each_piece(store, lambda: scope_of("a") in store.scopes and store.clear("a"))
-    store.save(tmp_path / "store")
-    copy = NgramStore.load(tmp_path / "store")
-    assert copy.scopes == store.scopes == {scope_of("b"): 3}
-
-
-def test_text_cleared_before_the_file_is_replaced_is_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_text_removed_before_the_file_is_replaced_is_not_saved(
+    remove: Callable[[NgramStore], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, fsync = NgramStore(1, 4096), os.fsync
-    store.warm([TEXT], scope="a")
+    store, fsync = fill_store(make_store()), os.fsync
 
-    def clear_then_sync(file: int) -> None:
+    def remove_then_sync(file: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        store.clear("a")
+        remove(store)
         fsync(file)
 
-    monkeypatch.setattr(os, "fsync", clear_then_sync)
+    monkeypatch.setattr(os, "fsync", remove_then_sync)
     store.save(tmp_path / "store")
-    assert NgramStore.load(tmp_path / "store").scopes == {}
+    assert read_store(NgramStore.load(tmp_path / "store")) == read_store(store) != EXPECTED
     assert os.listdir(tmp_path) == ["store"]
-    monkeypatch.setattr(os, "fsync", lambda file: store.clear("a"))
+    monkeypatch.setattr(os, "fsync", lambda file: remove(store))
     with pytest.raises(RuntimeError, match="text was cleared during each of 10 attempts"):
         store.save(tmp_path / "store")
     assert os.listdir(tmp_path) == ["store"]
 
 
-def test_number_of_slots_is_limited_by_number_of_blocks(tmp_path: Path) -> None:
-    make_full_store().save(tmp_path / "store")
-    for slots in (0, 17):
-        with pytest.raises(ValueError, match=f"num_slots: expected 1 to 16, got {slots}"):
-            NgramStore.load(tmp_path / "store", num_slots=slots)
-    resized = NgramStore.load(tmp_path / "store", token_capacity=8192)
-    assert resized.statistics.num_slots == 8
+# Copies between steps.
 
 
-def test_merge_equals_adding_each_text() -> None:
-    """Each text has several blocks, which alternate with blocks of the other texts."""
-    source, target = NgramStore(4, 16384), NgramStore(2, 32768)
-    texts = [np.random.default_rng(i).integers(0, 40, 700 + 90 * i).tolist() for i in range(3)]
-    requests = [Request(source, i, scope=i % 2, prompt=[]) for i in range(3)]
-    for begin in range(0, 900, 100):
-        for request, text in zip(requests, texts, strict=True):
-            if text[begin : begin + 100]:
-                request.append(text[begin : begin + 100])
-    words_before = source.tensor.copy()
-    target.merge(source)
-    assert np.array_equal(source.tensor, words_before)
-    expected = NgramStore(2, 32768)
-    for i, text in enumerate(texts):
-        expected.warm([text], scope=i % 2)
-    assert np.array_equal(target.tensor, expected.tensor)
-    target.check_integrity()
-    with pytest.raises(ValueError, match="merge: expected another store, got this one"):
-        target.merge(target)
+class LateMemory(HostMemory):
+    """Calls ``change`` between the snapshot and the copy to the host."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self.change = change
+
+    def finish_copy(self, copy: list[Any]) -> list[Any]:
+        self.change()
+        return super().finish_copy(copy)
 
 
-def test_merge_adds_the_part_of_a_text_that_is_not_overwritten() -> None:
-    source, target = NgramStore(1, 1024), NgramStore(1, 8192)
-    text = np.random.default_rng(2).integers(0, 40, 2000).tolist()
-    source.warm([text], scope="a")
-    target.merge(source)
-    num_tokens = target.statistics.tokens_held
-    assert num_tokens == source.statistics.tokens_held + 16, "the oldest block repeats 16 tokens"
-    expected = NgramStore(1, 8192)
-    expected.warm([text[-num_tokens:]], scope="a")
-    assert np.array_equal(target.tensor, expected.tensor)
+def test_save_during_overwriting_steps_writes_one_state(tmp_path: Path) -> None:
+    store, requests = make_store(4), Requests(3)
+
+    def overwrite() -> None:
+        for _ in range(30):
+            run_step(store, requests, requests.next_step())
+
+    overwrite()
+    expected = read_store(store)
+    store._memory = LateMemory(overwrite)
+    store.save(tmp_path / "store")
+    assert read_store(NgramStore.load(tmp_path / "store")) == expected != read_store(store)
 
 
-def test_merge_of_new_texts_compares_scopes(tmp_path: Path) -> None:
-    """Equal texts of two scopes are different texts. A merge of a copy adds nothing."""
-    store, other_store = NgramStore(2, 8192), NgramStore(2, 8192)
-    for scope in (0, "a", "b", 2**62 - 1):
-        store.warm([TEXT, TEXT[:9]], scope=scope)
-    other_store.warm([TEXT], scope="a")
-    other_store.merge(store, new_only=True)
-    assert other_store.scopes == store.scopes == dict.fromkeys(store.scopes, len(TEXT) + 9)
-    assert len(store.scopes) == 4
-    assert len(other_store.texts()) == 8, "a text in both stores is stored once"
-    store.save(tmp_path / "copy")
-    for source in (NgramStore.load(tmp_path / "copy"), other_store):
-        words_before = store.tensor.copy()
-        store.merge(source, new_only=True)
-        assert np.array_equal(store.tensor, words_before)
+def test_steps_continue_and_clear_waits_while_text_is_copied_to_the_host() -> None:
+    store, requests = make_store(), Requests(7)
+    is_reading, may_read = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_reading.set()
+        assert may_read.wait(30)
+
+    store._memory = LateMemory(wait)
+    reader = threading.Thread(target=store.texts)
+    reader.start()
+    assert is_reading.wait(30)
+    run_step(store, requests, requests.next_step())
+    clearer = threading.Thread(target=store.clear)
+    clearer.start()
+    clearer.join(0.05)
+    assert clearer.is_alive()
+    may_read.set()
+    reader.join(30)
+    clearer.join(30)
+    assert not clearer.is_alive()
+
+
+class _DeferOperators(TorchDispatchMode):
+    """Keeps the operators of a stream until it is synchronized."""
+
+    def __init__(self, tasks: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self._tasks = tasks
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._tasks.append(functools.partial(func, *args, **(kwargs or {})))
+        return args[0]
+
+
+class FakeRuntime:
+    """Stands in for ``torch.cuda``. The stream of the steps works within the calls, a second stream
+    as late as possible: when the host waits for it. It must wait for the steps before."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Callable[[], object]] = []
+        self.has_waited = self.hangs = False
+        self.num_steps = self.depth = 0
+        self.steps = SimpleNamespace(record_event=object, context=self._count_depth)
+        self.copies = SimpleNamespace(
+            wait_event=lambda event: setattr(self, "has_waited", True),
+            record_event=lambda: SimpleNamespace(query=self._run_copies),
+            context=lambda: _DeferOperators(self.tasks),
+        )
+
+    @contextmanager
+    def _count_depth(self) -> Iterator[None]:
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def current_stream(self, device: Any) -> Any:
+        self.num_steps += 1
+        return self.steps
+
+    def Stream(self, device: Any) -> Any:  # noqa: N802
+        return self.copies
+
+    def stream(self, stream: Any) -> Any:
+        return stream.context()
+
+    def _run_copies(self) -> bool:
+        assert self.has_waited, "the copies may run before the steps"
+        while self.tasks and not self.hangs:
+            self.tasks.pop(0)()
+        return not self.hangs
+
+
+@pytest.fixture
+def device_store(monkeypatch: pytest.MonkeyPatch) -> tuple[NgramStore, FakeRuntime]:
+    """A store on torch's CPU device that works as on a device with streams."""
+    runtime, zeros_like = FakeRuntime(), torch.zeros_like
+
+    def make_memory(device: Any) -> tuple[DeviceMemory, torch.device]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "cpu", runtime)
+            return DeviceMemory(torch.device("cpu")), torch.device("cpu")
+
+    def zeros_like_unpinned(tensor: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        assert pin_memory == bool(options)
+        return zeros_like(tensor, **options)
+
+    monkeypatch.setattr("ngram_npu.store.store._make_memory", make_memory)
+    monkeypatch.setattr(torch, "zeros_like", zeros_like_unpinned)
+    return make_store(device="fake"), runtime
+
+
+def run_step_of_tensors(store: NgramStore, requests: Requests) -> None:
+    step = requests.next_step()
+    store.begin_step(len(step.rows), 64)
+    arrays = requests.token_ids, requests.num_tokens, step.num_sampled
+    options = {"row_indices": step.rows, "scopes": step.scopes}
+    tensors = {name: torch.from_numpy(array) for name, array in options.items()}
+    store.append(*map(torch.from_numpy, arrays), **tensors, max_new=64)
+
+
+def test_device_store_equals_host_store(
+    device_store: tuple[NgramStore, FakeRuntime], tmp_path: Path
+) -> None:
+    store, _ = device_store
+    host_store, host_requests, requests = make_store(), Requests(2), Requests(2)
+    for _ in range(100):
+        run_step_of_tensors(store, requests)
+        run_step(host_store, host_requests, host_requests.next_step())
+    assert read_store(store) == read_store(host_store)
+    changes: list[Callable[[NgramStore], object]] = [
+        fill_store,
+        lambda s: s.clear("a"),
+        lambda s: s.mark_update(2),
+        lambda s: s._renumber(),
+        lambda s: s.merge(fill_store(NgramStore(1024))),
+        lambda s: s.reserve_slots(9),
+        lambda s: s.mark_update(2),
+        lambda s: s.save(tmp_path / str(s.device == "cpu")),
+    ]
+    for change in changes:
+        for each in (store, host_store):
+            change(each)
+            each.check_integrity()
+        for name in ("slots", "text", "blocks", "table", "allocator"):
+            assert np.array_equal(getattr(store, name), getattr(host_store, name)), name
+    assert store.scopes == host_store.scopes
+    with pytest.raises(ValueError, match="NgramStore: expected tensors on cpu, got arrays"):
+        run_step(store, requests, requests.next_step())
+
+
+def test_changes_and_copies_run_in_the_stream_of_the_steps(
+    device_store: tuple[NgramStore, FakeRuntime], tmp_path: Path
+) -> None:
+    store, runtime = device_store
+    num_outside = 0
+
+    class CountOperatorsOutside(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal num_outside
+            num_outside += runtime.depth == 0
+            return func(*args, **(kwargs or {}))
+
+    num_steps = runtime.num_steps
+    run_step_of_tensors(store, Requests(6))
+    assert runtime.num_steps == num_steps + 1
+    calls: list[Callable[[], object]] = [
+        lambda: fill_store(store),
+        lambda: store.clear("tenant"),
+        lambda: store.mark_update(1),
+        store.clear,
+    ]
+    for call in calls:
+        with CountOperatorsOutside():
+            call()
+    assert num_outside == 0
+
+
+def test_copies_of_the_text_are_complete_and_zeroed(
+    device_store: tuple[NgramStore, FakeRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, runtime = device_store
+    fill_store(store)
+    for _ in range(2):
+        assert read_store(store) == EXPECTED
+        assert store.statistics.tokens_held == 807
+        memory: Any = store._memory
+        assert not any(tensor.any() for tensor in (*memory._snapshot, *memory._host))
+    runtime.hangs = True
+    monkeypatch.setattr(memory_module, "_TIMEOUT_S", 0.01)
+    with pytest.raises(RuntimeError, match=r"did not finish its steps within 0\.01 s"):
+        store.texts()

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from ops.schema import Arguments, reference_operator
 
 __all__ = [
-    "gather_sampled_tokens_",
     "prepare_input_ids_",
     "prepare_inputs",
     "prepare_inputs_padded",
@@ -117,18 +116,3 @@ def prepare_input_ids_(args: Arguments) -> None:
                 j = position - first_draft
                 draft = int(args.draft_token_ids[previous, j]) if j < width else -1
                 args.input_ids[position] = draft if draft >= 0 else args.pad_token
-
-
-@reference_operator
-def gather_sampled_tokens_(args: Arguments) -> None:
-    """token_ids [R,S], num_tokens [R], num_sampled [B], row_indices [B]; sampled_tokens [B,1+M] is
-    written."""
-    num_rows, capacity = args.token_ids.shape
-    for i, result in enumerate(args.sampled_tokens):
-        row, newest = row_of(args, i), []
-        if 0 <= row < num_rows and 1 <= int(args.num_tokens[row]) <= capacity:
-            tokens = args.token_ids[row, : args.num_tokens[row]].tolist()
-            count = min(max(int(args.num_sampled[i]), 0), len(result) - 1)
-            newest = tokens[max(len(tokens) - count, 0) :]
-        result[0] = len(newest)
-        result[1:] = newest + [-1] * (len(result) - 1 - len(newest))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from ops.reference.bookkeeping import Array, row_of
-from ops.reference.store import BASE, BLOCK, MASK32, MASK64, POWERS, mix, seed_of
 from ops.schema import Arguments, reference_operator
 
 __all__ = [
@@ -14,6 +13,10 @@ __all__ = [
     "device_store_propose_",
 ]
 
+BLOCK = 256
+BASE = 0x9E3779B97F4A7C15
+MASK32, MASK64 = 2**32 - 1, 2**64 - 1
+POWERS = [pow(BASE, j, 2**64) for j in range(16)]
 SIZES = (1, 2, 3, 4, 8, 16)
 SLOT_LEVEL = len(SIZES)
 END_OF_BLOCK_NUMBERS = 2**23
@@ -26,10 +29,17 @@ def signed(word: int) -> int:
     return (word + 2**31 & MASK32) - 2**31
 
 
+def mix(z: int) -> int:
+    """Returns a hash of a 64-bit number: the finalizer of SplitMix64."""
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK64
+    return z ^ z >> 31
+
+
 def key_of(gram: list[int], scope: int, level: int) -> int:
     terms = zip(reversed(gram), POWERS, strict=False)
     polynomial = sum((token & MASK32) * power for token, power in terms)
-    seed = seed_of(scope & MASK64)
+    seed = mix(scope & MASK64)
     return mix((polynomial & MASK64 ^ seed) + (level + 1) * BASE & MASK64)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, repeat
+
 import numpy as np
 from ops.reference.bookkeeping import Array, row_of
-from ops.reference.store import compute_promise
 from ops.schema import Arguments, reference_operator
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
 ]
 
 UNIT = 65536
+PROBABILITIES = list(accumulate(repeat(62757, 255), lambda p, x: p * x // UNIT, initial=UNIT))
+"""2^(-cost/16) for each cost, in 1/65536."""
 
 
 def update_mean(mean: int, accepted: int) -> int:
@@ -21,12 +24,17 @@ def update_mean(mean: int, accepted: int) -> int:
     return mean + abs(difference) // 8 * (1 if difference > 0 else -1)
 
 
+def compute_expected_tokens(costs: list[int]) -> int:
+    """Returns the expected number of accepted tokens of a draft, in 1/65536 token."""
+    return sum(PROBABILITIES[total] for total in accumulate(costs) if total <= 255)
+
+
 @reference_operator
 def merge_drafts_(args: Arguments) -> tuple[Array, Array, Array]:
     """neural_draft_token_ids [B,Kn], ngram_draft_token_ids [B,k], num_ngram_draft_tokens,
     match_len, num_neural_draft_tokens, row_indices, num_sampled and num_scheduled_drafts [B],
-    draft_costs [B,k], neural_draft_costs [B,Kn] and match_costs [16] uint8; neural_acceptance [R,2]
-    is written -> draft_token_ids [B,k], num_draft_tokens [B], draft_source [B]."""
+    draft_costs [B,k] and neural_draft_costs [B,Kn] uint8; neural_acceptance [R,2] is written ->
+    draft_token_ids [B,k], num_draft_tokens [B], draft_source [B]."""
     batch, width = args.neural_draft_token_ids.shape
     k = args.ngram_draft_token_ids.shape[1]
     tokens = np.full((batch, k), -1, args.neural_draft_token_ids.dtype)
@@ -40,12 +48,10 @@ def merge_drafts_(args: Arguments) -> tuple[Array, Array, Array]:
         ngram_draft = [int(token) for token in args.ngram_draft_token_ids[i]]
         match_len = int(args.match_len[i])
 
-        ngram_promise = None
+        ngram_expected = None
         if args.draft_costs is not None:
-            ngram_promise = compute_promise([int(cost) for cost in args.draft_costs[i, :num_ngram]])
-        elif args.match_costs is not None:
-            lengths = (min(max(match_len, 0) + j, 15) for j in range(num_ngram))
-            ngram_promise = compute_promise([int(args.match_costs[length]) for length in lengths])
+            costs = [int(cost) for cost in args.draft_costs[i, :num_ngram]]
+            ngram_expected = compute_expected_tokens(costs)
 
         row = None
         mean = None
@@ -65,17 +71,17 @@ def merge_drafts_(args: Arguments) -> tuple[Array, Array, Array]:
                     was_cut = accepted == verified < width
                     mean = max(mean, new_mean) if was_cut else new_mean
 
-        neural_promise = None
+        neural_expected = None
         if args.neural_draft_costs is not None:
             costs = [int(cost) for cost in args.neural_draft_costs[i, :num_neural]]
-            neural_promise = compute_promise(costs)
+            neural_expected = compute_expected_tokens(costs)
         elif mean is not None:
-            neural_promise = min(mean, num_neural * UNIT)
+            neural_expected = min(mean, num_neural * UNIT)
 
         prefers_ngram = match_len >= args.min_match_len
-        if ngram_promise is not None:
-            is_better = neural_promise is None or ngram_promise > neural_promise
-            prefers_ngram = prefers_ngram and ngram_promise >= args.threshold and is_better
+        if ngram_expected is not None:
+            is_better = neural_expected is None or ngram_expected > neural_expected
+            prefers_ngram = prefers_ngram and ngram_expected >= args.threshold and is_better
 
         extends_neural = neural_draft[:num_neural] == ngram_draft[:num_neural]
         if num_ngram > 0 and (num_neural == 0 or prefers_ngram):

@@ -19,6 +19,7 @@ from .inputs import (
     make_index_samples,
     make_offsets,
     make_prev_positions,
+    make_workspace,
     replace_each,
 )
 from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
@@ -290,8 +291,8 @@ def _make_state_samples(rng: np.random.Generator) -> Iterator[Sample]:
     offsets = in_buffer([0, 5, 6, 6, 9], gap=1)
     base = _make_step(rng, 4, query_start_loc=offsets)
     yield make_sample("ordinary", base)
-    yield make_sample("workspace", base | {"workspace": np.zeros(64, np.int32)})
-    large = _make_step(rng, 400, workspace=np.zeros(1024, np.int32))  # several blocks on a device
+    yield make_sample("workspace", base | {"workspace": make_workspace(64)})
+    large = _make_step(rng, 400, workspace=make_workspace(1024))  # several blocks on a device
     yield make_sample("workspace-large", large)
     for name in ("positions", "slot_mapping"):  # needs fewer blocks than the other tensor
         short = in_buffer(np.zeros(5), gap=2, dtype=np.int64)
@@ -354,7 +355,7 @@ def _make_state_sizes() -> Iterator[Args]:
             "query_start_loc": np.array(make_offsets([3] * batch), np.int32),
             "num_tokens": np.full(next(sizes), 30, np.int32),
             "block_table": rng.integers(0, 99, (next(sizes), next(sizes)), dtype=np.int32),
-            "workspace": np.zeros(4 * batch + 23, np.int32),
+            "workspace": make_workspace(4 * batch + 23),
         }
         yield tuple(step.values())
 

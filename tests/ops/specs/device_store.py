@@ -12,9 +12,8 @@ import numpy as np
 from ops import reference
 from ops.schema import arguments_of
 
-from .inputs import HOSTILE_INDICES, HOSTILE_INT32, UNLIMITED, replace_each
+from .inputs import HOSTILE_INDICES, HOSTILE_INT32, UNLIMITED, make_workspace, replace_each
 from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
-from .store import SCOPES, text_rows
 
 NO_DEVICE_STORE_ON_NPU = {"npu": "NPUs draft on the host: the operator needs atomics on a table"}
 BLOCK, END_OF_BLOCK_NUMBERS, WORKSPACE_WORDS = 256, 2**23, 8
@@ -24,6 +23,20 @@ STORE = ("slots", "text", "blocks", "table", "allocator")
 CONTENTS = ("text", "blocks", "table")
 
 Store = dict[str, Array]
+
+
+SCOPES = [0, -1, 2**63 - 1, -(2**63), 1, 2**32, 2**32 + 1]
+
+
+def text_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int) -> Array:
+    """Returns rows that repeat the same phrase, with a few random tokens. Each row begins at a
+    random position of the phrase."""
+    phrase = rng.integers(0, alphabet, 1 + capacity // 3)
+    starts = rng.integers(0, len(phrase), (rows, 1))
+    tokens = phrase[(starts + np.arange(capacity)) % len(phrase)]
+    is_random = rng.random(tokens.shape) < 0.04
+    tokens[is_random] = rng.integers(0, alphabet, int(is_random.sum()))
+    return tokens.astype(np.int32)
 
 
 def new_store(num_blocks: int, columns: int, num_slots: int) -> Store:
@@ -157,7 +170,7 @@ def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
     store = run_steps(rng, new_store(11, 64, 6), tokens, lengths - 9, **of_rows)
     call = append_call(store, tokens, lengths, [3, 1, 2], **ordinary)
     yield _sample("ordinary", call)
-    workspace = {"workspace": np.zeros(3 * WORKSPACE_WORDS, np.int32)}
+    workspace = {"workspace": make_workspace(3 * WORKSPACE_WORDS)}
     yield _sample("held back", call | workspace | {"hold_back": True})
     yield from _size_samples(rng)
     yield from _identity_samples(rng)

@@ -1,4 +1,4 @@
-"""The OpSpecs of the lookups and steps without an index."""
+"""The OpSpecs of the lookups."""
 
 from __future__ import annotations
 
@@ -11,61 +11,79 @@ import numpy as np
 from ops import reference
 
 from .inputs import (
-    COST_LIMITS,
-    COST_TABLES,
+    ANY_TOKEN,
     EDGE_LENGTHS,
     FEW_LONG_ROWS,
     HOSTILE_INDICES,
     HOSTILE_INT32,
     INT32_MAX,
+    INT32_MIN,
     LARGE_BATCHES,
     LONG_CAPACITY,
     MANY_LONG_ROWS,
     ONE_REQUEST_CAPACITIES,
     PIECE_ENDS,
     POLICIES,
-    RISING_COSTS,
     TILE_CAPACITY,
     TILE_LENGTHS,
     UNLIMITED,
     draw_rows,
     make_copy_rows,
-    make_draft_costs,
     make_match_rows,
     make_structured_rows,
+    make_workspace,
     sample_tokens,
-    select_costs,
     select_fill,
 )
 from .spec import Args, BadCall, OpSpec, Sample, contiguous, in_buffer
 
+VOCAB_SIZES = (ANY_TOKEN, 2, ANY_TOKEN, 1, 8192, ANY_TOKEN, 3, 0, UNLIMITED, 13)
+"""The samples of lookups alternate between these values of ``vocab_size``."""
+
 
 def _make_propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for i, sample in enumerate(_make_proposals(rng)):
-        label, match_costs, limit = select_costs(sample.label, i)
-        for name, fill in select_fill(label, i):
-            args = (*sample.args, match_costs, limit, fill)
-            yield replace(sample, label=name, args=args)
-    yield from _make_cost_samples(rng)
+        vocab_size = VOCAB_SIZES[i % len(VOCAB_SIZES)]
+        for name, fill in select_fill(sample.label, i):
+            yield replace(sample, label=name, args=(*sample.args, vocab_size, fill))
+    yield from _make_vocabulary_proposals()
 
 
-def _make_cost_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Yields calls with every table and limit of costs; ``max_len`` also shortens some drafts."""
-    rows = in_buffer(draw_rows(rng, 12, 90, 2), gap=1)
-    lengths = in_buffer([90, 89, 88, 60, 33, 17, 9, 8, 3, 2, 1, 0])
-    options = [(overlap, fill) for overlap in (False, True) for fill in (False, True)]
-    for name, table in COST_TABLES.items():
-        for limit in COST_LIMITS:
-            for overlap, fill in options if limit == 40 else options[1::2]:
-                args = (rows, lengths, None, None, 1, 6, 9, 1, overlap, 93, table, limit, fill)
-                yield Sample(f"costs-{name}-{limit}-{overlap}-{fill}", args)
-    for limit in (1500, 2500):  # reached within 32 tokens, and later
-        args = (rows, lengths, None, None, 1, 6, 64, 1, True, 122, RISING_COSTS, limit, False)
-        yield Sample(f"costs-of-64-{limit}", args)
+def _make_vocabulary_proposals() -> Iterator[Sample]:
+    """Yields calls in which one token of a row is invalid: the first, a middle or the last token of
+    the draft, a token of the fill, or the newest token."""
+    both = False, True
+    for length, k, positions, overlaps, fills, extra_lengths in (
+        (10, 14, range(10), both, both, (0, 3, UNLIMITED)),
+        # A warp writes 32 tokens.
+        (70, 64, (0, 1, 30, 31, 32, 33, 62, 63, 64, 69), both[1:], both, (40, UNLIMITED)),
+    ):
+        row = [11, 12, *(1 + i % 9 for i in range(length)), 11, 12]
+        for vocab_size, invalid_ids in (
+            (13, (13, 14, INT32_MAX, -1, INT32_MIN)),
+            (ANY_TOKEN, (INT32_MAX, -1)),
+            (UNLIMITED, (-1,)),
+            (0, (3,)),
+            (-(2**63), (3,)),
+        ):
+            rows = [row]
+            for token in invalid_ids:
+                for position in positions:
+                    changed = list(row)
+                    changed[2 + position] = token
+                    rows.append(changed)
+                rows.append([11, token, *row[2:-1], token])
+            tokens = in_buffer(rows, before=1, gap=2)
+            lengths = in_buffer([len(row)] * len(rows))
+            for overlap, fill, extra_length in product(overlaps, fills, extra_lengths):
+                max_len = min(len(row) + extra_length, UNLIMITED)
+                lookup = 1, 2, k, 0, overlap, max_len, vocab_size, fill
+                label = f"vocabulary-{length}-{vocab_size}-{overlap}-{fill}-{max_len}"
+                yield Sample(label, (tokens, lengths, None, None, *lookup))
 
 
 def _make_proposals(rng: np.random.Generator) -> Iterator[Sample]:
-    """Yields calls of ngram_propose without the arguments after ``max_len``."""
+    """Yields calls of ngram_propose with the arguments up to ``max_len``."""
     tokens = in_buffer(draw_rows(rng, 5, 90, 3), before=3, gap=5)
     lengths = in_buffer([90, 60, 33, 17, 2])
     indices = in_buffer([4, 0, 2], gap=2, dtype=np.int64)
@@ -159,22 +177,11 @@ def _make_propose_sizes() -> Iterator[Args]:
         indices = np.arange(rows - 1, dtype=np.int32)
         num_sampled = np.ones(rows - 1, np.int32)
         tokens = draw_rows(rng, rows, capacity, 3)
-        costs = RISING_COSTS.copy(), 40 + 2 * k
-        options = (*n_range, k, 0, False, capacity + 3, *costs, False)
+        options = (*n_range, k, 0, False, capacity + 3, 30 + k, False)
         yield (tokens, lengths, indices, num_sampled, *options)
 
 
 RANGE_BAD_CALL = BadCall({"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5")
-DRAFT_COST_BAD_CALLS = (
-    BadCall(
-        {"draft_costs": np.zeros((3, 5), np.uint8), "match_costs": None},
-        r"None \(draft_costs require match_costs\), got a tensor",
-    ),
-    BadCall(
-        {"draft_costs": np.zeros((3, 4), np.uint8), "match_costs": RISING_COSTS},
-        r"shape \[3, 5\], got shape \[3, 4\]",
-    ),
-)
 
 NGRAM_PROPOSE = OpSpec(
     name="ngram_propose",
@@ -188,25 +195,21 @@ NGRAM_PROPOSE = OpSpec(
 def _add_outputs(args: Args, number: int, dtype: Any = np.int32) -> Args:
     """Returns the arguments of ``ngram_propose_`` for those of ``ngram_propose``. ``number``
     selects the layout of the output tensors."""
-    tokens, lengths, rows, sampled, min_n, max_n, k, policy, overlap, max_len, *costs, fill = args
+    tokens, lengths, rows, sampled, min_n, max_n, k, *lookup = args
     batch = len(tokens if rows is None else rows)
     drafts = in_buffer(np.full((batch, k), -7), before=number % 3, gap=number % 4, dtype=dtype)
     counts, match_len = (in_buffer(np.full(batch, -7), before=1, gap=1) for _ in range(2))
-    draft_costs = make_draft_costs(costs[0], number, batch, k)
-    workspace = np.zeros(4 * batch, np.int32) if number % 2 else None
-    lookup = min_n, max_n, policy, overlap, max_len, *costs, fill
-    outputs = drafts, counts, match_len, draft_costs, workspace
-    return (tokens, lengths, rows, sampled, *lookup, *outputs)
+    workspace = make_workspace(4 * batch) if number % 2 else None
+    outputs = drafts, counts, match_len, workspace
+    return (tokens, lengths, rows, sampled, min_n, max_n, *lookup, *outputs)
 
 
 def _make_samples_with_outputs(rng: np.random.Generator) -> Iterator[Sample]:
     """Yields the samples of ngram_propose with these labels, and a fifth of the other samples."""
-    labels = ("ordinary", "max-len", "costs", "empty", "hostile", "tile", "few", "one", "many")
+    labels = ("ordinary", "max-len", "vocabulary", "empty", "hostile", "tile", "few", "one", "many")
     for i, sample in enumerate(_make_propose_samples(rng)):
         args, k = sample.args, sample.args[6]
-        if i == 0:
-            args = (*args[:10], RISING_COSTS, 75, args[12])
-        elif not sample.label.startswith(labels) and i % 5:
+        if i and not sample.label.startswith(labels) and i % 5:
             continue
         number = 1 if i == 0 or sample.label.startswith("few") else i // 2
         dtype = (np.int32, np.int64)[(i + k) % 2]
@@ -220,7 +223,6 @@ NGRAM_PROPOSE_WITH_OUTPUTS = OpSpec(
     make_samples=_make_samples_with_outputs,
     bad_calls=(
         RANGE_BAD_CALL,
-        *DRAFT_COST_BAD_CALLS,
         BadCall(
             {"draft_token_ids": np.zeros((3, 65), np.int32)},
             r"expected 0 to 64, got 65",
@@ -235,19 +237,25 @@ NGRAM_PROPOSE_WITH_OUTPUTS = OpSpec(
 )
 
 
-STEP_K = 9
-"""The index of ``k`` in the arguments of ``ngram_step_``."""
-
-
 def _make_step_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for i, sample in enumerate(_make_steps(rng)):
         *args, workspace = sample.args
-        label, match_costs, limit = select_costs(sample.label, i + 1)
-        batch, k = len(args[2]), args[STEP_K]
-        draft_costs = make_draft_costs(match_costs, i // 5, batch, k)
-        for name, fill in select_fill(label, i):
-            last_args = match_costs, limit, fill, draft_costs, workspace
-            yield replace(sample, label=name, args=(*args, *last_args))
+        for name, fill in select_fill(sample.label, i):
+            yield replace(sample, label=name, args=(*args, fill, workspace))
+    yield from _make_vocabulary_steps()
+
+
+def _make_vocabulary_steps() -> Iterator[Sample]:
+    """Yields the steps whose rows are those of _make_vocabulary_proposals, and steps without a
+    sampled token in these rows, whose newest token is not always valid."""
+    for i, sample in enumerate(_make_vocabulary_proposals()):
+        *args, vocab_size, fill = sample.args
+        *step, workspace = _append_last_tokens(tuple(args), i, vocab_size)
+        yield replace(sample, args=(*step, fill, workspace))
+        tokens, lengths, _, _, *lookup = args
+        sampled = in_buffer(np.full((len(tokens), 2), -1))
+        step = [tokens, lengths, sampled, None, None, True, vocab_size, *lookup]
+        yield replace(sample, label=f"{sample.label}-unsampled", args=(*step, fill, None))
 
 
 def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
@@ -260,7 +268,7 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
     head = (tokens, lengths, sampled, discard, indices)
     yield Sample("ordinary", (*head, True, 1000, 2, 4, 5, 0, False, 4096, None))
 
-    workspace = np.zeros(96, np.int32)
+    workspace = make_workspace(96)
     for advance in (False, True):
         for policy in POLICIES:
             label = f"{policy}-advance-{advance}"
@@ -270,8 +278,8 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
                 rows = in_buffer(draw_rows(rng, 9, 120, 2), before=1, gap=1)
                 ragged = in_buffer(rng.integers(0, 121, 9))
                 sampled = in_buffer(sample_tokens(rng, 7, width, 2), gap=1)
-                # With max_n 16, 16 costs and the newest token, a warp has one lane too few.
-                max_n = 16 if width < 5 else 4
+                # With max_n 32 and the newest token, a warp has one lane too few.
+                max_n = 32 if width < 5 else 4
                 lookup = 1, max_n, 6, *policy, 118
                 args = (rows, ragged, sampled, None, None, advance, 7, *lookup, None)
                 yield Sample(f"width-{width}-{label}", args)
@@ -283,7 +291,7 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _make_hostile_steps(rng)
 
 
-def _append_last_tokens(args: Args, number: int) -> Args:
+def _append_last_tokens(args: Args, number: int, vocab_size: int = UNLIMITED) -> Args:
     """Returns the step that appends the last tokens of the rows of a lookup, and then looks up in
     the same rows. The memory after the shorter rows has other tokens."""
     tokens, lengths, _, _, *lookup = args
@@ -299,8 +307,8 @@ def _append_last_tokens(args: Args, number: int) -> Args:
         in_buffer(np.where(fits, begins[:, 0], lengths), gap=1),
         in_buffer(sampled, gap=number % 2),
     )
-    advance, workspace = number % 4 > 0, np.zeros(4 * batch, np.int32)
-    return (*head, None, None, advance, UNLIMITED, *lookup, workspace)
+    advance, workspace = number % 4 > 0, make_workspace(4 * batch)
+    return (*head, None, None, advance, vocab_size, *lookup, workspace)
 
 
 def _make_empty_steps() -> Iterator[Sample]:
@@ -367,9 +375,7 @@ def _make_step_sizes() -> Iterator[Args]:
         discard = np.zeros(batch, np.bool_)
         indices = np.arange(batch, dtype=np.int32)
         head = (tokens, lengths, sampled, discard, indices, True, 20 + rows)
-        draft_costs = np.zeros((batch, k), np.uint8)
-        lookup = min_n, max_n, k, 0, False, capacity + 3
-        yield (*head, *lookup, RISING_COSTS.copy(), 45 + 2 * k, False, draft_costs, None)
+        yield (*head, min_n, max_n, k, 0, False, capacity + 3, False, None)
 
 
 SAMPLED_BAD_CALLS = (
@@ -390,7 +396,6 @@ NGRAM_STEP = OpSpec(
     make_samples=_make_step_samples,
     bad_calls=(
         RANGE_BAD_CALL,
-        *DRAFT_COST_BAD_CALLS,
         *SAMPLED_BAD_CALLS,
     ),
     sizes=tuple(_make_step_sizes()),

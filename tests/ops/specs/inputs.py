@@ -1,10 +1,9 @@
 """Inputs for the samples of several operators: rows of tokens, flat batches (the tokens of all
-requests in one array, with query_start_loc), and costs."""
+requests in one array, with query_start_loc)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -209,21 +208,13 @@ def make_prev_positions(batch: int, rng: np.random.Generator) -> Iterator[tuple[
     yield "some-new", np.where(order % 3 == 0, -1, rng.permutation(batch)).tolist()
 
 
-# The samples of lookups alternate between these costs, limits and values of `fill`.
-
-RISING_COSTS = in_buffer(np.arange(16) * 4, before=1, gap=2, dtype=np.uint8)
-FALLING_COSTS = in_buffer(np.arange(16)[::-1] * 4, before=3, gap=1, dtype=np.uint8)
-COST_TABLES = {"rising": RISING_COSTS, "falling": FALLING_COSTS}
-COST_LIMITS = (40, 0, INT32_MAX)
+ANY_TOKEN = INT32_MAX
+"""The default of ``vocab_size``."""
 
 
-def select_costs(label: str, number: int) -> tuple[str, Array | None, int]:
-    """Returns label, match_costs and cost_limit of a sample; two of five samples have costs."""
-    if number % 5 not in (1, 3):
-        return label, None, 40
-    name = "rising" if number % 5 == 1 else "falling"
-    limit = COST_LIMITS[number // 5 % len(COST_LIMITS)]
-    return f"{label}-{name}-{limit}", COST_TABLES[name], limit
+def make_workspace(size: int) -> Array:
+    """Returns a workspace with arbitrary contents, such as an earlier call may have left."""
+    return np.random.default_rng(size).integers(INT32_MIN, INT32_MAX, size, dtype=np.int32)
 
 
 def select_fill(label: str, number: int) -> Iterator[tuple[str, bool]]:
@@ -232,39 +223,3 @@ def select_fill(label: str, number: int) -> Iterator[tuple[str, bool]]:
     uses_both_values = label.startswith(("empty", "hostile"))
     for fill in (False, True) if uses_both_values else (number // 2 % 2 == 1,):
         yield f"{label}-filled" if fill else label, fill
-
-
-def make_draft_costs(match_costs: Array | None, number: int, batch: int, k: int) -> Array | None:
-    """Returns draft_costs for every second sample that has costs, otherwise None."""
-    if match_costs is None or number % 2 == 0:
-        return None
-    return in_buffer(np.full((batch, k), 77), before=number % 3, gap=2, dtype=np.uint8)
-
-
-def make_random_logits(rng: np.random.Generator, columns: int) -> dict[str, Array]:
-    """Returns tables of random logits. Most of the logits are as large as those of likely
-    tokens; some are at the limits of the dtype."""
-    costs = rng.integers(-100, 250, (16, columns)).astype(np.int16)
-    costs[rng.random(costs.shape) < 0.1] = rng.integers(-900, -300)  # the cost would exceed 255
-    tokens = rng.integers(-64, 64, (4096, 2)).astype(np.int8)
-    for table in (costs, tokens):
-        limits = np.iinfo(table.dtype)
-        table[rng.random(table.shape) < 0.02] = limits.min
-        table[rng.random(table.shape) < 0.02] = limits.max
-    return {"costs": costs, "token_logits": tokens}
-
-
-def make_bad_logits_calls(columns: int, **change: Any) -> Iterator[BadCall]:
-    """Yields invalid calls with token logits. `change` contains the arguments with which the
-    ordinary sample accepts costs."""
-    costs, tokens = np.zeros((16, columns), np.int16), np.zeros((4096, 2), np.int8)
-    strided = np.zeros((4096, 3), np.int8)[:, :2]
-    valid_change = change | {"costs": costs, "token_logits": tokens}
-    for named, invalid_change, message in (
-        ("costs", {"token_logits": None}, "uint8, got int16"),
-        ("costs", {"costs": costs.astype(np.uint8)}, "int16, got uint8"),
-        ("token_logits", {"token_logits": tokens.astype(np.int16)}, "int8"),
-        ("token_logits", {"token_logits": tokens[:9]}, r"\[4096, 2\]"),
-        ("token_logits", {"token_logits": strided}, "contiguous"),
-    ):
-        yield BadCall(valid_change | invalid_change, message, named)

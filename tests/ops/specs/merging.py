@@ -60,9 +60,7 @@ def _make_sample(label: str, call: dict[str, Any], checks_results: bool = True) 
 def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
     ordinary = _make_batch(rng, 4, 2, 3)
     yield _make_sample("ordinary", ordinary)
-    by_match = {"draft_costs": None, "match_costs": _make_costs(rng, 16)}
     by_confidence = {"neural_draft_costs": _make_costs(rng, 4, 2)}
-    yield _make_sample("costs by match", ordinary | by_match)
     yield _make_sample("a neural confidence", ordinary | by_confidence)
     yield _make_sample("no costs", ordinary | {"draft_costs": None})
     yield _make_sample("no acceptance", ordinary | {"neural_acceptance": None})
@@ -78,10 +76,9 @@ def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for dtype, extend in product((np.int32, np.int64), (False, True)):
             call = _make_batch(rng, batch, width, k, dtype) | {"extend": extend}
             yield _make_sample(f"batch-{batch}-{width}-{k}", call)
-            match = {"draft_costs": None, "match_costs": _make_costs(rng, 16)}
             confidence = {"neural_draft_costs": _make_costs(rng, batch, width)}
             limits = {"min_match_len": 6, "threshold": UNIT}
-            yield _make_sample(f"match-{batch}-{width}-{k}", call | match | confidence | limits)
+            yield _make_sample(f"confident-{batch}-{width}-{k}", call | confidence | limits)
             yield _make_sample(f"none-{batch}-{width}-{k}", call | {"draft_costs": None})
     yield _make_sample("widest", _make_batch(rng, 9, 64, 64) | {"extend": True})
     yield from _make_limit_samples(rng)
@@ -93,7 +90,7 @@ def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for values in replace_each(ordinary[name].tolist(), HOSTILE_INT32):
             call = ordinary | {name: in_buffer(values)}
             yield _make_sample(f"hostile-{name}", call)
-            yield _make_sample(f"hostile-{name}-by-match", call | by_match | {"extend": True})
+            yield _make_sample(f"hostile-{name}-extended", call | {"extend": True})
     for column, value in product((0, 1), HOSTILE_INT32):
         acceptance = in_buffer(ordinary["neural_acceptance"], gap=1)
         acceptance[:, column] = value
@@ -128,7 +125,7 @@ def _make_limit_samples(rng: np.random.Generator) -> Iterator[Sample]:
         "num_ngram_draft_tokens": in_buffer([2]),
         "num_neural_draft_tokens": None,
         "match_len": in_buffer([4]),
-        # The promise of these costs is 2 * 32759.
+        # 2 * 32759 is the expected number of accepted tokens.
         "draft_costs": in_buffer([[16, 0, 255]], dtype=np.uint8),
         "row_indices": None,
         "num_sampled": in_buffer([0]),
@@ -152,7 +149,7 @@ def _make_limit_samples(rng: np.random.Generator) -> Iterator[Sample]:
     zeros = {"draft_costs": np.zeros((1, 20), np.uint8), "num_ngram_draft_tokens": in_buffer([20])}
     long_base = _make_batch(rng, 1, 20, 20) | zeros
     long_base |= {"num_sampled": in_buffer([0]), "row_indices": None}
-    for mean in (8, 9, 19, 20):  # the promise counts all tokens
+    for mean in (8, 9, 19, 20):  # all tokens are expected to be accepted
         acceptance = in_buffer([[mean * UNIT, 1]])
         counts = {"num_neural_draft_tokens": in_buffer([20]), "match_len": in_buffer([4])}
         yield _make_sample(f"long-{mean}", long_base | counts | {"neural_acceptance": acceptance})
@@ -204,22 +201,19 @@ SPEC = OpSpec(
             "ngram_draft_token_ids width",
         ),
         BadCall(
-            {"match_costs": np.zeros(16, np.uint8)}, r"None \(draft_costs is given\), got a tensor"
-        ),
-        BadCall(
             {"neural_draft_costs": lambda a: a[:, :1]},
             r"\[4, 2\], got .*\[4, 1\]",
             sample="a neural confidence",
         ),
         BadCall(
             {"draft_costs": None},
-            r"None \(draft_costs and match_costs are both None\), got a tensor",
+            r"None \(draft_costs is None\), got a tensor",
             "neural_draft_costs",
             sample="a neural confidence",
         ),
         BadCall(
             {"draft_costs": None, "threshold": 1},
-            r"threshold <= 0 \(draft_costs and match_costs are both None\), got 1",
+            r"threshold <= 0 \(draft_costs is None\), got 1",
             "threshold",
         ),
         BadCall({"num_sampled": None}, r"\(neural_acc.* None"),

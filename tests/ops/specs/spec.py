@@ -19,8 +19,6 @@ from ops.schema import arguments_of, parameters_of, schema_of
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
 
-NO_INDEX_ON_DEVICES = dict.fromkeys(("cuda", "npu"), "the index is in host memory; devices scan")
-
 CANARY = 0x41414141
 """The value of the items around the data that an operator may access."""
 
@@ -65,11 +63,9 @@ class OpSpec:
     sizes: tuple[Args, ...]
     """Arguments of calls of a single compiled graph. All tensor sizes differ between the calls
     and within each call, because torch uses the same symbol for equal sizes."""
-    opaque: frozenset[str] = frozenset()
-    """Arguments whose contents are specific to the implementation. They are not compared."""
     not_randomized: frozenset[str] = frozenset()
     """Arguments that ``parity.make_random_cases`` must not change, because with other values the
-    results would be unspecified. Indexes, stores and workspaces are never changed."""
+    results would be unspecified. Workspaces are never changed."""
     no_kernel: dict[str, str] = field(default_factory=dict)
     """For each device without a kernel of this operator, the reason."""
     kernel_of: str = ""

@@ -134,8 +134,9 @@ old counts are loaded as constant
 + thread] = (__ldg(p.counts.num_computed_tokens + thread), corrected_counts(p.counts, thread))
 
 @ csrc/cuda/correction.cu fast correct_spec_state_
-counter is not reset
-- if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
+counter is not zeroed
+- const int32_t status = zero_workspace(p.workspace, kCorrectSpecStateWorkspaceWords, stream);
++ const int32_t status = kOk;
 every block finalizes: &staged.is_last)) return; => &staged.is_last)) {}
 no barrier in a grid of one block: if (!is_last_block( => if (gridDim.x > 1 && !is_last_block(
 
@@ -154,17 +155,18 @@ best match is merged without an atomic
 
 @ csrc/cuda/lookup.cuh fast ngram_step_
 all requests share one workspace: join_blocks(workspaces[i], => join_blocks(workspaces[0],
-workspace is not reset
--       block.joined_best = workspace.best;
--       workspace = {};
-+       block.joined_best = workspace.best;
-workspace of a row with one share is not reset: workspaces[i] = {}; =>
+workspace is not zeroed
+- const int32_t status = zero_workspace(p.workspace, lookup_workspace_words(p.batch), stream);
++ const int32_t status = kOk;
+workspace of one request is not zeroed
+- zero_workspace(p.workspace, lookup_workspace_words(p.batch), stream);
++ zero_workspace(p.workspace, lookup_workspace_words(p.batch - 1), stream);
 every block of a request writes the results
 - block.is_last = arrive_last(workspace);
 + block.is_last = arrive_last(workspace) || true;
 every block of a row with one share grows the row
-- if (!arrive_last(workspaces[i])) return;
-+ arrive_last(workspaces[i]);
+- if (gridDim.y > 1 && !arrive_last(workspaces[i])) return;
++ if (gridDim.y > 1) arrive_last(workspaces[i]);
 row grows before all blocks have read its length
 - const bool is_joined
 + if (thread == 0) lookup.grow_row(i);
@@ -187,11 +189,9 @@ one of two concurrent ranks is lost
 best rank is read before all blocks have arrived
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
 -     block.is_last = arrive_last(workspace);
--     if (block.is_last) {
--       block.joined_best = workspace.best;
+-     if (block.is_last) block.joined_best = workspace.best;
 +     block.joined_best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
 +     block.is_last = arrive_last(workspace);
-+     if (block.is_last) {
 joined rank is loaded as constant
 - block.joined_best = workspace.best;
 + block.joined_best = __ldg(&workspace.best);

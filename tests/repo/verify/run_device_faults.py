@@ -21,7 +21,6 @@ from cuda_hooks import (
     check_changed_lengths,
     check_failed_launch_is_reported,
     make_checking_backend,
-    make_dirty_workspaces,
 )
 from ops.parity import MismatchError, check_parity
 from ops.specs import OPSPECS, OpSpec
@@ -93,10 +92,7 @@ def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
         return message
     if mode == "fast" and (message := check_changed_lengths(spec, backend)):
         return message
-    samples = list(spec.samples)
-    if mode == "hooks":
-        samples += make_dirty_workspaces(spec)
-    for sample in samples:
+    for sample in spec.samples:
         try:
             for _ in range(CUDA_ORDERS if sample.label.startswith("few-long") else 1):
                 check_parity(spec, backend, sample)

@@ -35,9 +35,6 @@ class RegionList {
   void add(const char* name, const DraftRows& rows, int64_t batch, int64_t k) {
     add(name, rows.data, batch, k * rows.bytes, rows.stride * rows.bytes, true);
   }
-  void add(const char* name, const DraftCosts& rows, int64_t batch, int64_t k) {
-    add(name, rows.data, batch, k, rows.stride, true);
-  }
   template <class T>
   void add(const char* name, const TokenRows<T>& rows) {
     constexpr int64_t item = static_cast<int64_t>(sizeof(T));
@@ -68,9 +65,7 @@ void add_tensors(const Params& params, RegionList& list) {
   list.add("num_tokens", params.num_tokens, params.token_ids.rows);
   list.add("row_indices", params.row_indices, params.batch);
   list.add("num_sampled", params.num_sampled, params.batch);
-  list.add("match_costs", params.lookup.match_costs, kCostRows);
   list.add("draft_token_ids", params.draft_token_ids, params.batch, params.lookup.k);
-  list.add("draft_costs", params.draft_costs, params.batch, params.lookup.k);
   list.add("num_draft_tokens", params.num_draft_tokens, params.batch);
   list.add("match_len", params.match_len, params.batch);
 }
@@ -84,14 +79,6 @@ inline void add_tensors(const PrepareNextTokenIdsParams& params, RegionList& lis
   list.add("row_indices", params.row_indices, params.batch);
   list.add("next_token_ids", params.next_token_ids, params.batch);
   list.add("num_sampled", params.num_sampled, params.batch);
-}
-
-inline void add_tensors(const GatherSampledTokensParams& params, RegionList& list) {
-  list.add("token_ids", params.token_ids);
-  list.add("num_tokens", params.num_tokens, params.token_ids.rows);
-  list.add("num_sampled", params.num_sampled, params.batch);
-  list.add("row_indices", params.row_indices, params.batch);
-  list.add("sampled_tokens", params.sampled_tokens);
 }
 
 inline void add_tensors(const PrepareInputsPaddedParams& params, RegionList& list) {

@@ -1,6 +1,7 @@
 // The functions of CUDA's runtime that host code calls, and the interface for the tests (grid.h).
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 
 #include "grid.h"
@@ -146,6 +147,16 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
   if (value > kMaxBytes) return twin::set_error(cudaErrorInvalidValue, "invalid argument");
   twin::allowed_shared_bytes[kernel] = static_cast<size_t>(value);
   return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  return twin::run_or_capture([=] {
+    if (twin::consume_requested_failure())
+      return twin::set_error(cudaErrorLaunchOutOfResources, "too many resources requested for launch");
+    twin::record_stream(stream);
+    std::memset(memory, value, bytes);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
