@@ -119,7 +119,7 @@ class StepObserver:
     ) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._metrics = DraftLengthMetrics(scheduler.vllm_config)
-        k, max_num_seqs, times = options.ngram.k, options.max_num_seqs, options.step_times
+        k, max_num_seqs = options.ngram.k, options.max_num_seqs
         lengths = choose_lengths(k, max_num_seqs)
         graphs = scheduler.vllm_config.compilation_config
         sizes = graphs.cudagraph_capture_sizes if graphs.cudagraph_mode else None
@@ -128,11 +128,10 @@ class StepObserver:
             max_num_seqs,
             table=scheduler.dynamic_sd_lookup,
             is_allowed=make_graph_check(lengths, max_num_seqs, sizes or ()),
-            relative_times=None if times is None else times.make_relative_times(lengths),
             on_change=self._report_change,
         )
         self._sampler: AcceptanceSampler | None = None
-        if not (options.has_store or options.beside):
+        if not (options.store or options.beside):
             self._sampler = AcceptanceSampler(
                 options.ngram, lengths, options.max_model_len, self.controller.acceptance
             )

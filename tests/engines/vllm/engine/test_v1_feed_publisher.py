@@ -12,7 +12,7 @@ from feed_publisher import TextCollector, wait_until
 from ngram_npu.engines.vllm.feed import connection
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.engines.vllm.feed.reader import FeedReader
-from ngram_npu.engines.vllm.feed.scopes import compute_scope, fold_scope
+from ngram_npu.engines.vllm.scopes import compute_scope, fold_scope
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams

@@ -30,12 +30,10 @@ class Request:
 
 def make_options(**values: Any) -> Options:
     values = {
-        "ngram": NgramConfig(min_n=1, max_n=16, k=K, match_policy="latest", overlap=True),
-        "lookup": "1-16",
-        "ignored_bounds": "",
+        "ngram": NgramConfig(k=K),
+        "lookup": "auto",
         "max_num_seqs": 16,
         "max_model_len": 512,
-        "min_draft_probability": None,
         "keep_drafting": False,
         "beside": False,
         "sources": (),
@@ -263,8 +261,7 @@ def test_schedule_is_observed_with_length_of_the_next_drafts(observer_setup: Any
 
 
 def test_acceptance_with_store_is_measured_in_steps_with_drafts() -> None:
-    config = NgramConfig(sizes="ladder", k=K, min_draft_probability=0.2, store="live")
-    observer = auto_k.StepObserver(make_scheduler(), make_options(ngram=config))
+    observer = auto_k.StepObserver(make_scheduler(), make_options(store=True))
     for _ in range(20):
         output = make_output({"a": 3, "b": 3, "c": 3})
         observer.observe_update(output, [[7], [7, 8], [7, 8, 9, 1]])

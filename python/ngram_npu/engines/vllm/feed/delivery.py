@@ -36,7 +36,6 @@ from ngram_npu.engines.vllm.patching import (
     run_after_import,
     wrap_function,
 )
-from ngram_npu.engines.vllm.sharing import count_text_rows
 from ngram_npu.tensors import Int32Array
 
 ATTRIBUTE = "ngram_npu_texts"
@@ -208,7 +207,7 @@ def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     except Exception as error:
         logger.error("ngram_npu: store_feed is off: %s", format_error(error))
         return
-    text_delivery = TextDelivery(source, count_text_rows(options))
+    text_delivery = TextDelivery(source, options.num_text_rows)
     attach(scheduler, text_delivery)
     metrics = FeedMetrics(vllm_config)
     call_repeatedly(lambda: metrics.update(source.get_counters()), text_delivery.closed)
