@@ -92,7 +92,7 @@ def measure_quality(data: Path | None, quick: bool) -> dict[str, Any]:
             values[name] = compare_with_suffix_decoding(curve, has_store)
     if data is not None and not quick:
         for short, name in TRAFFIC.items():
-            requests = load_sets(data, f"traffic/{name}.jsonl.gz")[name]
+            requests = load_sets(data, f"traffic/{name}.*")[name]
             traffic = {name: requests[: MAX_CONVERSATIONS[short]]}
             values[f"padded k=5, {short}"] = mean_padded(traffic, 5, False)
             values[f"padded k=5, store, {short}"] = mean_padded(traffic, 5, True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from ngram_npu import _C
-from ngram_npu_cli.report import describe_machine
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tools" / "bench" / "results"
@@ -75,13 +76,23 @@ def write_result(file: Path | None, arguments: Sequence[str], **values: Any) -> 
     result = {
         "command": " ".join(["python -m", module, *_leave_out_paths(arguments)]),
         "date": date.today().isoformat(),
-        "machine": describe_machine() | {"instruction_set": _C.instruction_set()},
+        "machine": _describe_machine(),
         "commit": _find_commit(),
         "versions": {"python": platform.python_version(), **_find_versions()},
         **values,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=_to_number) + "\n", encoding="utf-8")
+
+
+def _describe_machine() -> dict[str, Any]:
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return {
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "instruction_set": _C.instruction_set(),
+    }
 
 
 def _leave_out_paths(arguments: Sequence[str]) -> list[str]:
