@@ -10,7 +10,6 @@ settings and does not check times. The exit status is 1 if a value is outside it
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -19,19 +18,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore
+from ngram_npu import _C, NgramConfig, NgramProposer
 
 from tools.bench import lookup, vllm_propose
-from tools.bench.measure import RESULTS, write_result
+from tools.bench.measure import RESULTS, make_parser, write_result
 from tools.bench.recorded import (
-    BATCH,
-    STORE_TOKENS,
     Counts,
-    HoldingBackDrafter,
+    PaddingDrafter,
     Sets,
     compute_mean,
     find_data,
     load_sets,
+    make_store,
     replay,
 )
 
@@ -68,15 +66,10 @@ TIME_GATES = {"128x1k": (55.0, 393.0), "128x8k": (250.0, 1463.0), "128x32k": (65
 thread), and the time of vLLM's drafter there. The limit is scaled to this machine by the latter."""
 
 
-def make_padded_drafter(k: int, has_store: bool) -> Any:
-    return HoldingBackDrafter(k) if has_store else NgramProposer(NgramConfig(k=k))
-
-
 def make_trimming_drafter(limit: int, has_store: bool) -> Any:
     """Returns a drafter that ends a draft where its cost exceeds a limit in sixteenths of a bit."""
     config = NgramConfig(k=TRIMMED_K, min_draft_probability=2 ** (-limit / 16))
-    store = NgramStore(STORE_TOKENS, num_slots=BATCH, max_batch=BATCH) if has_store else None
-    return NgramProposer(config, store=store)
+    return NgramProposer(config, store=make_store() if has_store else None)
 
 
 def measure_quality(data: Path | None, quick: bool) -> dict[str, Any]:
@@ -103,7 +96,7 @@ def measure_quality(data: Path | None, quick: bool) -> dict[str, Any]:
 
 def mean_padded(sets: Sets, k: int, has_store: bool) -> float:
     """Returns tokens per step, the mean over the sets."""
-    drafters = ((r, make_padded_drafter(k, has_store)) for r in sets.values())
+    drafters = ((r, PaddingDrafter(k, has_store)) for r in sets.values())
     return compute_mean(replay(r, d, k, padded=True).tokens_per_step for r, d in drafters)
 
 
@@ -178,13 +171,10 @@ def check(values: dict[str, float], quick: bool) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.gates", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("gates", __doc__)
     parser.add_argument(
         "--quick", action="store_true", help="fewer settings, and no check of times"
     )
-    parser.add_argument("--data", type=Path, help="folder of recorded conversations")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     options = parser.parse_args(arguments)
     data, notes = find_data(options.data), []
     if data is None:

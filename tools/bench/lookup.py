@@ -1,6 +1,6 @@
-"""Times the lookup in the requests' own rows, on a CPU with each instruction set or on a GPU.
+"""Times the lookup in the requests' own rows, on a CPU with each instruction set or on a device.
 
-    python -m tools.bench.lookup [--sizes 128x32k ...] [--device cuda] [--data FOLDER] [--json FILE]
+    python -m tools.bench.lookup [--sizes 128x32k ...] [--device cuda | npu] [--data FOLDER] [--json FILE]
 
 On a CPU, the peer is vLLM's numba code if vLLM is installed, on one thread as vLLM uses it. On a
 GPU, the peer is a sum over the rows, which reads the same memory.
@@ -8,16 +8,14 @@ GPU, the peer is a sum over the rows, which reads the same memory.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ngram_npu import _C, NgramConfig
 
-from tools.bench.measure import time_alternately, time_graph, write_result
+from tools.bench.measure import make_parser, time_alternately, time_on_device, write_result
 from tools.bench.recorded import Sets, Steps, find_data, load_sets, make_steps
 from tools.bench.vllm_propose import K, make_numba
 
@@ -65,7 +63,7 @@ def measure_on_device(sets: Sets, size: str, rounds: int, device: str) -> dict[s
     steps = make_steps(sets, size)
     rows, lengths = torch.tensor(steps.rows).to(device), torch.tensor(steps.lengths[0]).to(device)
     read = rows[:, : int(steps.lengths[0][0])]
-    times = {"read": time_graph(lambda: read.sum(1), rounds=rounds)}
+    times = {"read": time_on_device(lambda: read.sum(1), device, rounds=rounds)}
     for name, config in SETTINGS.items():
         drafts = {
             "draft_token_ids": torch.empty(len(rows), K, dtype=torch.int32, device=device),
@@ -76,21 +74,19 @@ def measure_on_device(sets: Sets, size: str, rounds: int, device: str) -> dict[s
         workspace = torch.zeros(size_of_workspace, dtype=torch.int32, device=device)
         arguments = config.lookup_arguments
         del arguments["k"]
-        times[name] = time_graph(
+        times[name] = time_on_device(
             lambda a=arguments, d=drafts, w=workspace: launch(rows, lengths, workspace=w, **a, **d),
+            device,
             rounds=rounds,
         )
     return times
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.lookup", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("lookup", __doc__)
     parser.add_argument("--sizes", nargs="+", default=SIZES, help="requests x tokens per request")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--data", type=Path, help="folder of recorded conversations")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument("--device", choices=("cpu", "cuda", "npu"), default="cpu")
     options = parser.parse_args(arguments)
     sets, results = load_sets(find_data(options.data)), []
     is_cpu = options.device == "cpu"

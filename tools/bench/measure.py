@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -46,25 +47,49 @@ def time_alternately(
     return {name: float(f"{us.mean() / 1e3:.4g}") for name, us in best.items()}
 
 
-def time_graph(function: Callable[[], object], *, rounds: int) -> float:
-    """Returns the microseconds of a CUDA graph of the function's launches: the minimum over the
-    rounds, measured with the device's events."""
+def time_on_device(function: Callable[[], object], device: str, *, rounds: int) -> float:
+    """Returns the microseconds of the function's launches: the minimum over the rounds, measured
+    with the device's events. On a GPU, a CUDA graph launches them."""
     import torch
 
+    module = torch.get_device_module(device)
     function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
+    module.synchronize()
+    launch = function
+    if device == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        launch = graph.replay
     best = float("inf")
     for _ in range(rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        launch()
         end.record()
         end.synchronize()
         best = min(best, start.elapsed_time(end) * 1e3)
     return float(f"{best:.4g}")
+
+
+def make_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the options that most scripts have."""
+    parser = argparse.ArgumentParser(prog=f"python -m tools.bench.{name}", description=description)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--data", type=Path, help="folder of recorded conversations")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    return parser
+
+
+def describe_run(command: str) -> dict[str, Any]:
+    """Returns the fields that every result has."""
+    return {
+        "command": command,
+        "date": date.today().isoformat(),
+        "machine": _describe_machine(),
+        "commit": _find_commit(),
+        "versions": {"python": platform.python_version(), **_find_versions()},
+    }
 
 
 def write_result(file: Path | None, arguments: Sequence[str], **values: Any) -> None:
@@ -73,14 +98,8 @@ def write_result(file: Path | None, arguments: Sequence[str], **values: Any) -> 
     if file is None:
         return
     module = f"tools.bench.{Path(sys.argv[0]).stem}"
-    result = {
-        "command": " ".join(["python -m", module, *_leave_out_paths(arguments)]),
-        "date": date.today().isoformat(),
-        "machine": _describe_machine(),
-        "commit": _find_commit(),
-        "versions": {"python": platform.python_version(), **_find_versions()},
-        **values,
-    }
+    command = " ".join(["python -m", module, *_leave_out_paths(arguments)])
+    result = {**describe_run(command), **values}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=_to_number) + "\n", encoding="utf-8")
 

@@ -43,14 +43,14 @@ def find_data(folder: Path | None) -> Path | None:
 
 def load_sets(data: Path | None, pattern: str = "replay/*.jsonl.gz") -> Sets:
     """Returns the conversations by set: those of the files in the folder that match the pattern.
-    Without a folder, the set is sources of Python's standard library, whose second halves are the
-    completions."""
-    encode = load_tokenizer()
+    Without a folder, the set is the bytes of some sources of Python's standard library, whose
+    second halves are the completions."""
     sets: Sets = {}
     if data is None:
-        texts = [Path(sysconfig.get_path("stdlib"), f"{m}.py").read_text() for m in _MODULES]
-        halves = [(text[: len(text) // 2], text[len(text) // 2 :][:12_000]) for text in texts]
-        return {"stdlib": [[(encode(prompt), encode(answer))] for prompt, answer in halves]}
+        files = [Path(sysconfig.get_path("stdlib"), f"{module}.py") for module in _MODULES]
+        texts = [np.frombuffer(file.read_bytes(), np.uint8).astype(np.int32) for file in files]
+        return {"stdlib": [[(t[: len(t) // 2], t[len(t) // 2 :][:12_000])] for t in texts]}
+    encode = load_tokenizer()
     for path in sorted(data.glob(pattern)):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             records = [json.loads(line)["turns"] for line in file]
@@ -161,19 +161,20 @@ class _Row:
         return True
 
 
-class HoldingBackDrafter:
-    """Drafts as an asynchronous runner does: the newest step's tokens are not in the store yet, and
-    drafts are padded with the text that follows."""
+class PaddingDrafter:
+    """Drafts as an asynchronous runner does: drafts are padded with the text that follows, and the
+    newest step's tokens are not in the store yet."""
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int, has_store: bool) -> None:
         self._k = k
         self._arguments = NgramConfig(k=k).lookup_arguments
         del self._arguments["k"]
-        self._store = NgramStore(STORE_TOKENS, num_slots=BATCH, max_batch=BATCH)
+        self._store = make_store() if has_store else None
 
     def reset(self, rows: Any) -> None:
         """Marks the rows as those of new requests."""
-        self._store.begin_requests(rows.astype(np.int64))
+        if self._store is not None:
+            self._store.begin_requests(rows.astype(np.int64))
 
     def step(
         self, token_ids: Any, num_tokens: Any, sampled: Any, *, row_indices: Any, advance: bool
@@ -191,21 +192,22 @@ class HoldingBackDrafter:
         }
         step = {"row_indices": rows, "num_sampled": num_sampled}
         _C.ngram_propose_(token_ids, num_tokens, **step, **drafts, fill=True, **self._arguments)
-        self._store.begin_step(len(rows), self._k + 1)
-        self._store.append(
-            token_ids,
-            num_tokens,
-            num_sampled,
-            row_indices=rows,
-            slot_indices=rows,
-            max_new=self._k + 1,
-        )
-        drafts["agreement"] = np.empty(len(rows), np.int32)
-        self._store.propose(
-            token_ids, num_tokens, num_sampled, row_indices=rows, fill=True, **drafts
-        )
+        if self._store is not None:
+            rows_and_counts = token_ids, num_tokens, num_sampled
+            self._store.begin_step(len(rows), self._k + 1)
+            self._store.append(
+                *rows_and_counts, row_indices=rows, slot_indices=rows, max_new=self._k + 1
+            )
+            agreement = np.empty(len(rows), np.int32)
+            self._store.propose(
+                *rows_and_counts, row_indices=rows, agreement=agreement, fill=True, **drafts
+            )
         drafts["num_draft_tokens"] = np.full(len(rows), self._k)
         return SimpleNamespace(**drafts)
+
+
+def make_store() -> NgramStore:
+    return NgramStore(STORE_TOKENS, num_slots=BATCH, max_batch=BATCH)
 
 
 def compute_mean(values: Any) -> float:

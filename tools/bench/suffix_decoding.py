@@ -8,20 +8,18 @@ build/suffix-decoding, which git ignores. Needs cmake, ninja and a C++ compiler.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tools.bench.measure import ROOT, write_result
+from tools.bench.measure import ROOT, make_parser, write_result
 from tools.bench.recorded import Counts, find_data, load_sets, replay
 
 VERSION, NANOBIND = "0.3.0", "2.9.2"
@@ -102,9 +100,7 @@ class SuffixDecoding:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.suffix_decoding")
-    parser.add_argument("--data", type=Path, help="folder of recorded conversations")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser = make_parser("suffix_decoding", __doc__)
     options = parser.parse_args(arguments)
     tree_class, sets = load_tree_class(), load_sets(find_data(options.data))
     results: dict[str, dict[str, Counts]] = {"single": {}, "shared": {}}

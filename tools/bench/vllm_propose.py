@@ -7,16 +7,14 @@ Needs an environment in which vLLM is installed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ngram_npu import _C
 
-from tools.bench.measure import time_alternately, write_result
+from tools.bench.measure import make_parser, time_alternately, write_result
 from tools.bench.recorded import Sets, Steps, find_data, load_sets, make_steps
 
 K = 5
@@ -69,12 +67,9 @@ def measure(sets: Sets, size: str, rounds: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.bench.vllm_propose", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = make_parser("vllm_propose", __doc__)
     parser.add_argument("--sizes", nargs="+", default=SIZES, help="requests x tokens per request")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--data", type=Path, help="folder of recorded conversations")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     options = parser.parse_args(arguments)
     sets, results = load_sets(find_data(options.data)), []
     for size in options.sizes:
