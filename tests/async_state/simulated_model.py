@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, StepOutputs
-from ngram_npu.config import UNLIMITED
+from ngram_npu.draft_costs import DraftCosts
 from ops import reference
-from ops.reference import ladder
-from ops.reference.drafting import compute_draft
 
 from async_state.devices import get_value
 from async_state.scenario import VOCAB_SIZE, WRONG_TOKEN, Scenario, Target
@@ -224,6 +222,8 @@ class SimulatedModel:
         """Compares the drafts with the reference's, because wrong drafts would only be rejected."""
         if not drafts or step.is_invalid[i]:
             return
+        if self.state.store is not None:
+            return
         expected = self._draft_with_reference(step.requests[i].decoded_tokens[:num_tokens])[0]
         if self.scenario.neural:
             assert step.previous_step is not None
@@ -233,15 +233,16 @@ class SimulatedModel:
         assert list(drafts) == (expected + padding)[: len(drafts)], "expected other drafts"
 
     def _draft_with_reference(self, row: list[int]) -> tuple[list[int], list[int], int]:
-        """Returns the expected tokens, their costs if there are any, and the match length."""
+        """Returns the expected tokens, their costs, and the match length."""
         lookup = self.scenario.config.ngram
-        limits = lookup.overlap, UNLIMITED if lookup.max_len is None else lookup.max_len
-        if lookup.is_ladder:
-            table = () if lookup.cost_table is None else lookup.cost_table.tolist()
-            return ladder.make_ladder_draft(row, lookup.k, table, lookup.cost_limit, *limits)
-        sizes = lookup.min_n, lookup.max_n, lookup.k, lookup.match_policy_code
-        drafts, match_len = compute_draft(row, *sizes, *limits)
-        return drafts, [], match_len
+        rows = np.array([row], np.int32), np.array([len(row)], np.int32)
+        drafts = reference.ngram_propose(*rows, **lookup.lookup_arguments)
+        costs = DraftCosts(lookup)
+        costs.end_drafts(*drafts)
+        tokens, count, match_len = drafts
+        draft_costs = costs.compute_costs(match_len, count)
+        valid = slice(count[0])
+        return tokens[0, valid].tolist(), draft_costs[0, valid].tolist(), int(match_len[0])
 
     def launch_neural_drafts(
         self, inputs: StepInputs, step: LaunchedStep, outputs: StepOutputs
@@ -288,17 +289,14 @@ class SimulatedModel:
         merge, k = config.merge, config.ngram.k
         assert merge is not None
         drafts, costs, match_len = self._draft_with_reference(row)
-        has_costs = config.ngram.cost_table is not None
-        match_costs = None if merge.match_costs is None else np.array(merge.match_costs, np.uint8)
         merged = reference.merge_drafts_(
             neural[0],
             _pad_to_k(drafts, k, -1),
             np.array([len(drafts)]),
-            np.array([match_len if drafts else 0]),
+            np.array([match_len]),
             neural[1],
-            _pad_to_k(costs, k, 255) if has_costs else None,
+            _pad_to_k(costs, k, 255),
             neural[2],
-            match_costs,
             None,
             np.array([step.num_sampled[i]]),
             np.array([step.num_drafts[i]]),
