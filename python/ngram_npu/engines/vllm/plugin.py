@@ -23,13 +23,13 @@ from ngram_npu import _library
 from ngram_npu.engines.vllm import (
     ascend,
     auto_k,
-    drafting_switch,
     neural,
     request_scopes,
+    scheduler,
     v1,
     v2,
 )
-from ngram_npu.engines.vllm.feed import delivery, insertion
+from ngram_npu.engines.vllm.feed import insertion
 from ngram_npu.engines.vllm.metrics import serve_engine_metrics
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
@@ -93,9 +93,8 @@ def install() -> None:
             install_v2()
             install_beside()
         run_after_import(CONFIG, _install_option_check)
-        drafting_switch.install()
-        auto_k.install()  # last, so that it observes the step that is executed
-        delivery.install()
+        scheduler.install()
+        auto_k.install()
     except Exception as error:
         log_refusal(refused, f"{MODULE} is not found: {format_error(error)}")
 

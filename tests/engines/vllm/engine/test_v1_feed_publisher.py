@@ -176,7 +176,7 @@ def test_generated_text_arrives_up_to_the_last_full_block(replicas: Replicas, st
         ("sql", "tenant"),
         (None, fold_scope("docs", None)),
         (None, fold_scope("docs", "tenant")),
-        ("sql", fold_scope(7, "tenant")),
+        ("sql", fold_scope("7", "tenant")),
     ],
 )
 def test_scope_is_that_of_adapter_and_salt(

@@ -66,29 +66,17 @@ class Source:
 
 
 class Scheduler:
-    """vLLM's scheduler."""
+    """A scheduler that adds text to its outputs."""
+
+    delivery: TextDelivery
 
     def __init__(self) -> None:
-        self.calls: list[object] = []
         self.num_tokens = 1
 
-    def schedule(self, throttle_prefills: bool = False) -> Any:
-        return SimpleNamespace(
-            scheduled_new_reqs=[],
-            total_num_scheduled_tokens=self.num_tokens,
-            throttle_prefills=throttle_prefills,
-        )
-
-    def shutdown(self) -> None:
-        self.calls.append("shutdown")
-
-
-class AsyncScheduler(Scheduler):
-    """A scheduler that overrides ``schedule``."""
-
-    def schedule(self, throttle_prefills: bool = False) -> Any:
-        self.calls.append("schedule")
-        return super().schedule(throttle_prefills)
+    def schedule(self) -> Any:
+        output = SimpleNamespace(scheduled_new_reqs=[], total_num_scheduled_tokens=self.num_tokens)
+        self.delivery.add_texts(output)
+        return output
 
 
 class Feed:
@@ -97,9 +85,9 @@ class Feed:
     def __init__(self, *engines: Engine, num_rows: int | None = None) -> None:
         if num_rows is None:
             num_rows = count_rows(engines[0])
-        self.engines, self.source, self.scheduler = engines, Source(), AsyncScheduler()
+        self.engines, self.source, self.scheduler = engines, Source(), Scheduler()
         self.delivery = TextDelivery(self.source, num_rows)
-        delivery.attach(self.scheduler, self.delivery)
+        self.scheduler.delivery = self.delivery
 
     def send(self, *texts: FedText) -> None:
         """Runs steps without requests until all texts are sent."""
@@ -227,20 +215,6 @@ def test_step_without_tokens_takes_no_text() -> None:
     assert not hasattr(feed.scheduler.schedule(), ATTRIBUTE)
     feed.scheduler.num_tokens = 1
     assert hasattr(feed.scheduler.schedule(), ATTRIBUTE)
-
-
-def test_subclass_of_scheduler_keeps_its_functions() -> None:
-    feed = Feed(num_rows=1)
-    feed.source.ready[:] = [make_text(TEXT)]
-    output = feed.scheduler.schedule(True)
-    assert output.throttle_prefills
-    assert getattr(output, ATTRIBUTE).tokens.tolist() == TEXT
-    assert not hasattr(feed.scheduler.schedule(), ATTRIBUTE)
-    feed.scheduler.shutdown()
-    assert feed.scheduler.calls == ["schedule", "schedule", "shutdown"]
-    assert feed.source.is_closed
-    feed.source.ready[:] = [make_text(TEXT)]
-    assert not hasattr(feed.scheduler.schedule(), ATTRIBUTE)
 
 
 def test_error_of_the_reader_ends_the_feed_but_no_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -433,3 +407,5 @@ def test_plugin_attaches_feed_to_schedulers_with_the_option(
     assert hasattr(scheduler.schedule(), ATTRIBUTE) == has_texts
     scheduler.shutdown()
     assert source.is_closed == has_texts
+    source.ready[:] = [make_text(TEXT)]
+    assert not hasattr(scheduler.schedule(), ATTRIBUTE)

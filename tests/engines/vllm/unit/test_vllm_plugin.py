@@ -445,7 +445,7 @@ def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixt
     [
         ("ngram_gpu", True, {"lokup": "auto"}, "unknown option 'lokup' .* did you mean 'lookup'"),
         ("ngram_gpu", True, {"draft_on": "device"}, "draft_on in .*: this option was removed: "),
-        ("ngram_gpu", False, {"k": "auto"}, "k: expected only in the V2 runner"),
+        ("ngram_gpu", False, {"min_draft_probability": 0.3}, "this runner verifies num_specu"),
         ("eagle", True, {"beside": True, "store_file": "f"}, "store_file: expected none without"),
         ("eagle", False, {"beside": True, "store_file": "f"}, None),
         ("ngram_gpu", True, {"lookup": "ngram"}, None),

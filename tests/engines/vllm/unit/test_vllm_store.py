@@ -220,9 +220,7 @@ def test_file_with_more_text_than_the_store_is_refused_and_unchanged(tmp_path: P
     larger.warm([range(begin, begin + 400) for begin in range(0, 20_000, 400)])
     larger.save(file)
     before = file.read_bytes()
-    with pytest.raises(
-        ValueError, match=r"store_file: expected at most 16384 tok.* got 20000"
-    ):
+    with pytest.raises(ValueError, match=r"store_file: expected at most 16384 tok.* got 20000"):
         create_proposer(store_file=str(file))
     assert file.read_bytes() == before
     _, store = create_proposer(store_file=str(file), store_tokens=65536)

@@ -1,4 +1,4 @@
-"""Tests switching drafting off and on through a fake of vLLM's engine core."""
+"""Tests the functions of vLLM's scheduler that the plugin replaces, in a fake engine core."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ from typing import Any
 
 import pytest
 from fake_engine import K, make_config
-from ngram_npu.engines.vllm import drafting_switch
-from ngram_npu.engines.vllm.drafting_switch import CORE, METHOD
+from ngram_npu.engines.vllm import scheduler
 from ngram_npu.engines.vllm.patching import SCHEDULER
+from ngram_npu.engines.vllm.scheduler import ATTRIBUTE, CORE, METHOD
 
 
-def make_core(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Any:
+def make_core(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    parallel: dict[str, int] | None = None,
+    **attributes: Any,
+) -> Any:
     """Returns an engine core with a scheduler and one running request, all wrapped by the plugin.
-    ``attributes`` are those of the configuration."""
+    ``attributes`` are those of the configuration, ``parallel`` those of its ``parallel_config``."""
 
     class Scheduler:
         def __init__(self) -> None:
             self.vllm_config = make_config()
             vars(self.vllm_config).update(attributes)
             sizes = {"data_parallel_size": 1, "pipeline_parallel_size": 1}
-            vars(self.vllm_config.parallel_config).update(sizes)
+            vars(self.vllm_config.parallel_config).update(sizes | (parallel or {}))
             self.running = [SimpleNamespace(spec_token_ids=[])]
 
         def schedule(self) -> Any:
@@ -43,7 +48,7 @@ def make_core(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Any:
         module: Any = SimpleNamespace(**{cls.__name__: cls})
         monkeypatch.setitem(sys.modules, name, module)
     for _ in range(2):
-        drafting_switch.install()
+        scheduler.install()
     return EngineCore()
 
 
@@ -66,10 +71,23 @@ def test_switch_drops_drafts_of_both_kinds_of_schedulers(monkeypatch: pytest.Mon
 def test_v2_runner_of_a_single_engine_looks_up_nothing_while_drafting_is_off(
     monkeypatch: pytest.MonkeyPatch, in_v2: bool, parallel: dict[str, int], expected: int
 ) -> None:
-    core = make_core(monkeypatch, use_v2_model_runner=in_v2)
-    vars(core.scheduler.vllm_config.parallel_config).update(parallel)
+    core = make_core(monkeypatch, parallel=parallel, use_v2_model_runner=in_v2)
     core.collective_rpc(METHOD, kwargs={"enabled": False})
     assert core.scheduler.schedule().num_spec_tokens_to_schedule == expected
+
+
+def test_functions_of_a_subclass_are_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core(monkeypatch)
+
+    class OtherScheduler(type(core.scheduler)):  # type: ignore[misc]
+        def schedule(self) -> Any:
+            self.running[0].spec_token_ids = [-2] * K
+            return SimpleNamespace(num_spec_tokens_to_schedule=K)
+
+    core.scheduler = OtherScheduler()
+    core.collective_rpc(METHOD, None, (False,))
+    core.scheduler.schedule()
+    assert core.scheduler.running[0].spec_token_ids == []
 
 
 def test_other_calls_reach_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +99,7 @@ def test_invalid_call_raises_and_changes_nothing(monkeypatch: pytest.MonkeyPatch
     core = make_core(monkeypatch)
     with pytest.raises(ValueError, match="ngram_npu_set_drafting: expected true or false, got 0"):
         core.collective_rpc(METHOD, None, (0,))
-    core.scheduler.vllm_config.speculative_config = None
+    delattr(core.scheduler, ATTRIBUTE)  # as if ngram_npu did not draft
     with pytest.raises(ValueError, match="expected an engine for which ngram_npu drafts"):
         core.collective_rpc(METHOD, None, (False,))
     core.scheduler.schedule()
