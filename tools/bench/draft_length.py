@@ -34,8 +34,8 @@ TIME_DEVIATION = 0.03
 # NVIDIA's data sheet of the H100 SXM: bytes and dense bf16 operations per second.
 BANDWIDTH, OPERATIONS = 3.35e12, 989e12
 READ_EFFICIENCY, COMPUTE_EFFICIENCY = 0.74, 0.6
-"""Shares of the peak rates: from a published time per token of Llama 3.1 8B (6.48 ms, InferenceBench,
-vLLM 0.21.0, 2026-05-16), and assumed."""
+"""Shares of the peak rates: from a published time per token of Llama 3.1 8B (6.48 ms,
+InferenceBench, vLLM 0.21.0, 2026-05-16), and assumed."""
 
 
 def time_dense_8b(batch: int, length: int) -> float:

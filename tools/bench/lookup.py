@@ -1,6 +1,6 @@
 """Times the lookup in the requests' own rows, on a CPU with each instruction set or on a device.
 
-    python -m tools.bench.lookup [--sizes 128x32k ...] [--device cuda | npu] [--data FOLDER] [--json FILE]
+    python -m tools.bench.lookup [--sizes 128x32k ...] [--device cuda] [--data FOLDER] [--json FILE]
 
 On a CPU, the peer is vLLM's numba code if vLLM is installed, on one thread as vLLM uses it. On a
 GPU, the peer is a sum over the rows, which reads the same memory.

@@ -31,7 +31,9 @@ def make_vllm_config(steps: Steps, **section: Any) -> Any:
             prompt_lookup_max=5,
             num_speculative_tokens=K,
         ),
-        model_config=SimpleNamespace(max_model_len=capacity, served_model_name="bench"),
+        model_config=SimpleNamespace(
+            max_model_len=capacity, served_model_name="bench", get_vocab_size=lambda: 32_000
+        ),
         scheduler_config=SimpleNamespace(max_num_seqs=batch),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
         additional_config={"ngram_npu": section},
