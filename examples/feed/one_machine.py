@@ -104,7 +104,7 @@ def replay(requests: Sequence[TokenRequest], texts: Sequence[FedText]) -> float:
     store = NgramStore(STORE_TOKENS)
     for text in texts:
         store.warm([text.tokens], scope=Scope(text.scope))
-    proposer = NgramProposer(NgramConfig(k=K, min_draft_probability=0.177), store=store)
+    proposer = NgramProposer(NgramConfig(k=K, min_draft_probability=0.12), store=store)
     figures = simulate("B", requests, proposer, k=K, batch_size=1)
     return figures.num_tokens / figures.num_steps
 

@@ -19,7 +19,7 @@ NEW_TOKENS = 32
 SMALL_BATCH = 8
 """Number of requests in tests that run many times."""
 NGRAM = NgramConfig(min_n=2, max_n=4, k=4)
-NGRAM_BY_COST = NgramConfig(k=4, min_draft_probability=0.177)
+NGRAM_BY_COST = NgramConfig(k=4, min_draft_probability=0.12)
 
 
 def make_prompts(count: int = 24, seed: int = 1) -> list[list[int]]:
