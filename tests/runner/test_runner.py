@@ -163,7 +163,7 @@ def test_generate_after_invalid_prompt_equals_transformers(
     assert texts == greedy_run.texts[:SMALL_BATCH]
 
 
-@pytest.mark.parametrize("mode", ["scan", "live", "live, host"])
+@pytest.mark.parametrize("mode", ["n-grams", "store"])
 @pytest.mark.parametrize("method", ["_schedule", "_forward", "_sample", "_reconcile"])
 def test_generate_after_interrupt_equals_transformers(
     model: Any, greedy_run: Reference, mode: str, method: str, monkeypatch: pytest.MonkeyPatch
