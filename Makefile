@@ -151,7 +151,7 @@ test-sanitizers: setup
 	@if command -v $(FUZZ_CXX) >/dev/null; then $(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),$(FUZZ_TARGET)) && \
 	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/$(FUZZ_TARGET) --seconds $(FUZZ_SECONDS) --seed 1; \
 	  else echo "fuzz: skipped, $(FUZZ_CXX) is missing (Debian, Ubuntu: clang-14, libclang-rt-14-dev)"; fi
-FUZZ_TARGET := fuzz_device_store
+FUZZ_TARGET := fuzz_store
 
 # vLLM's engines on a CPU: the V1 runner, and the V2 runner in an environment of its own, because V2 needs Triton and V1 does not
 # start with it. VLLM=0.33.0 tests another release's Python sources. Tests of a file run in one process and share engines.
@@ -180,7 +180,7 @@ test-vllm: $(DIST)/.ready $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 NEON := $(BUILD)/neon
 prove: $(VENV)/.installed twins
 	PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(BUILD)/proof/async-proof.json
-	$(call build,cpp,,device_store_test) && NGRAM_NPU_DEVICE_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/device_store_test
+	$(call build,cpp,,store_test) && NGRAM_NPU_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/store_test
 	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
 	$(MAKE) test-sanitizers FUZZ_SECONDS=3600
 	NGRAM_NPU_STORE_FILE_SECONDS=3600 $(PY) -m pytest -q tests/core/store/test_damaged_files.py
