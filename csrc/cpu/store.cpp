@@ -148,7 +148,9 @@ void append_batch(const StoreAppendParams& p) {
     for (int64_t t = 0; t < num_written_tokens(append); ++t) write_token(p, append, row, t);
     finish_append(p, append, i);
   }
-  for (const auto& [entry, position] : insertions) entry[kSecond] = larger(entry[kSecond], entry[kNewest]);
+  for (const auto& [entry, position] : insertions) {
+    entry[kSecond] = larger(entry[kSecond], smaller(entry[kNewest], position));
+  }
   for (const auto& [entry, position] : insertions) entry[kNewest] = larger(entry[kNewest], position);
   p.allocator[kNextNumber] = p.allocator[kPlannedNumber] = static_cast<int32_t>(next);
 }

@@ -81,7 +81,9 @@ __device__ void for_each_entry(const StoreAppendParams& p, const StoreAppend& ap
 __global__ void __launch_bounds__(kAppendThreads) store_copy_kernel(const __grid_constant__ StoreAppendParams p) {
   const StoreAppend append = static_cast<const StoreAppend*>(p.workspace)[blockIdx.x];
   if (append.is_active == 0) return;
-  for_each_entry(p, append, [](int32_t* entry, int32_t) { atomicMax(&entry[kSecond], entry[kNewest]); });
+  for_each_entry(p, append, [](int32_t* entry, int32_t position) {
+    atomicMax(&entry[kSecond], smaller(entry[kNewest], position));
+  });
 }
 
 // One block per request.

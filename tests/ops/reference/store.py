@@ -142,8 +142,8 @@ def store_append_(a: Arguments) -> None:
     for addition in additions:
         number = write(a, addition, number, inserted)
     newest_before = [int(entry[NEWEST]) for entry, _ in inserted]
-    for (entry, _), newest in zip(inserted, newest_before, strict=True):
-        entry[SECOND] = max(entry[SECOND], newest)
+    for (entry, position), newest in zip(inserted, newest_before, strict=True):
+        entry[SECOND] = max(entry[SECOND], min(newest, position))
     for entry, position in inserted:
         entry[NEWEST] = max(entry[NEWEST], position)
     a.allocator[:] = number
