@@ -123,9 +123,10 @@ def count_drafts(requests: Sequence[TokenRequest]) -> tuple[Counts, Counts]:
         drafts = own_proposer.propose(token_ids, num_tokens, **batch)
         own_counts.add_drafts(drafts, np.full(len(rows), SINGLE_OCCURRENCE), recorded)
         drafts = shared_proposer.propose(token_ids, num_tokens, **batch)
-        agreement: Any = drafts.agreement
+        agreement = drafts.agreement
+        assert agreement is not None
         is_shared = agreement != OWN_DRAFT
-        drafts = type(drafts)(*(array[is_shared] for array in drafts))
+        drafts = type(drafts)(*(array[is_shared] for array in (*drafts[:3], agreement)))
         store_counts.add_drafts(drafts, agreement[is_shared], recorded[is_shared])
 
 
