@@ -228,9 +228,9 @@ def choose(a: Arguments, i: int, text: list[int]) -> tuple[int, list[int], list[
         newest, second = (follow(a, i, text, n, int(position)) for position in entry)
         if not newest:
             continue
-        if newest[0] == second[0] if second else n >= 8:
+        if newest[0] == second[0] if second else own < 2 or n >= 8:
             return n, newest, second
-        if untrusted[0] == 0 and own < 2:
+        if untrusted[0] == 0 and own == 0:
             untrusted = n, newest, second
     return untrusted
 
