@@ -13,8 +13,7 @@ from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch,
 from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
 from ngram_npu.index import make_index
 
-from gpu.replay import DEVICES, GPU_ONLY, choose_count, forbid_waiting, synchronize
-from tools.bench.device import capture_graph
+from gpu.replay import DEVICES, GPU_ONLY, capture_graph, choose_count, forbid_waiting, synchronize
 
 K, ROWS, CAPACITY, BLOCK = 3, 24, 2048, 16
 VOCAB = 23
