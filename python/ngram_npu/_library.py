@@ -81,15 +81,6 @@ def open_npu() -> Backend:
     return _load_backend(state.library, "ascendc", "npu", _NPU_PATH)
 
 
-def load_npu_launcher() -> Any:
-    """Returns a function with two arguments, the addresses of a host function and of its data. It
-    enqueues a call of the host function in torch_npu's current stream. :func:`open_npu` must be
-    called first."""
-    launch = ctypes.CDLL(str(_NPU_PATH)).ngram_npu_ascendc_launch_host_func
-    launch.argtypes = ctypes.c_void_p, ctypes.c_void_p
-    return launch
-
-
 def has_kernel(op: str, device: str) -> bool:
     """Returns whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"). A
     kernel that the first call will load counts too. ``ngram_propose_`` runs the kernel of
@@ -213,7 +204,7 @@ def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
     if importlib.util.find_spec("torch_npu") is None:
         return Backend("npu", reason="torch_npu is not installed"), frozenset()
     names = re.findall(rb"(?<=\0)ngram_npu_ascendc_(\w+)(?=\0)", _NPU_PATH.read_bytes())
-    ops = frozenset(name.decode() for name in names) - {"error", "launch_host_func"}
+    ops = frozenset(name.decode() for name in names) - {"error"}
     library.ngram_npu_defer_backend_loading(
         b"ascendc", library.ngram_npu_device_type(b"npu"), str(_NPU_PATH).encode()
     )
