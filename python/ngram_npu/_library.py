@@ -14,7 +14,6 @@ import re
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import ngram_npu._C as _C
 

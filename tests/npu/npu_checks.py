@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig, _library
+from ngram_npu import _library
 from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
 from ngram_npu.engines.vllm.v2 import make_replacement
 from ops.specs import OPSPECS
