@@ -525,6 +525,17 @@ def test_texts_with_drafts_equal_batch_without_drafts(
     assert not {"_get_candidate_generator", "generate"} & {*vars(model)}
 
 
+@pytest.mark.filterwarnings("ignore")  # torch deprecates this module
+def test_model_that_quantizes_activations_is_rejected() -> None:
+    model = models.make_causal_model("LlamaForCausalLM", {}).float()
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    with (
+        pytest.raises(TypeError, match="drafting: model: .*: it quantizes activations per call"),
+        drafting(quantized),
+    ):
+        pass
+
+
 def test_default_drafts_end_by_cost(model: Any) -> None:
     prompts = [torch.tensor([prompt]) for prompt in workload.make_prompts(10, seed=3)]
     with drafting(model) as by_cost:
