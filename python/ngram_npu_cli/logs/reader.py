@@ -12,6 +12,7 @@ from typing import Any
 
 from ngram_npu.errors import InputError, RecordError
 
+from ngram_npu_cli.demo import DEMO_NAME, list_demo_conversations
 from ngram_npu_cli.logs.files import STDIN, find_files, read_values
 from ngram_npu_cli.logs.mapping import (
     OtherKindError,
@@ -40,11 +41,12 @@ class LogReader:
     """Iterates over conversations, with the name of their input.
 
     Attributes:
-        paths: Files and folders; `STDIN`.
+        paths: Files and folders; `STDIN`; none: sources of Python's standard library.
         map: The option `--map`: a mapping, or the name of a preset.
         limit: Maximum number of conversations per file.
         strict: Whether a record that cannot be read is an error; otherwise it is skipped.
         salt_field: JMESPath of the record's salt; a record without it is skipped.
+        other_notes: Notes of the command, which `list_notes` adds.
     """
 
     paths: Sequence[str | PathLike[str]]
@@ -52,6 +54,7 @@ class LogReader:
     limit: int | None = None
     strict: bool = False
     salt_field: str | None = None
+    other_notes: list[str] = field(default_factory=list)
     _num_used: int = 0
     _num_other: int = 0
     _reasons: Counter[str] = field(default_factory=Counter)
@@ -66,6 +69,10 @@ class LogReader:
             InputError: A path cannot be read or has no conversation, or more than half of all
                 records cannot be read.
         """
+        if not self.paths:
+            for conversation in list_demo_conversations():
+                yield DEMO_NAME, conversation
+            return
         mapping = parse_map(self.map) if self.map else None
         parse_map(f"prompt={self.salt_field}" if self.salt_field else "prompt=@")  # checks it early
         roots = [Path(path) for path in self.paths]
@@ -90,7 +97,7 @@ class LogReader:
         self._first_of_reason.setdefault(reason, str(error))
 
     def list_notes(self) -> list[str]:
-        """Returns at most three lines about what was skipped."""
+        """Returns at most three lines about what was skipped, and the other notes."""
         notes = []
         if num_skipped := sum(self._reasons.values()):
             total = num_skipped + self._num_used
@@ -105,8 +112,10 @@ class LogReader:
             notes.append(f"{self._num_other} records are not calls of a model")
         if self._unread_files:
             more = len(self._unread_files) - 1
-            notes.append(f"not read: {self._unread_files[0]}" + (f"; and {more} files" * (more > 0)))
-        return notes
+            notes.append(
+                f"not read: {self._unread_files[0]}" + (f"; and {more} files" * (more > 0))
+            )
+        return notes + self.other_notes
 
     def _read_file(
         self, file: Path, is_in_folder: bool, mapping: Any, advance: Callable[[int], object]
@@ -230,7 +239,9 @@ def _make_row(fields: Mapping[str, Any], where: str) -> Row | None:
     """Returns the row if the record is a part of a conversation, else None."""
     if "conversation" in fields:
         key = fields["conversation"]
-    elif "custom_id" in fields and ("messages" not in fields or is_empty_answer(fields.get("answer"))):
+    elif "custom_id" in fields and (
+        "messages" not in fields or is_empty_answer(fields.get("answer"))
+    ):
         key = fields["custom_id"]
     else:
         return None

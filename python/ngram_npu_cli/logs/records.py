@@ -339,5 +339,3 @@ def _parse_time(value: Any) -> float:
     except (ValueError, OverflowError):
         pass
     raise RecordError(f"the time of a row is {describe_type(value)} that is no time")
-
-

@@ -114,5 +114,11 @@ def check_list(value: Any, name: str) -> list[Any]:
 
 def describe_type(value: Any) -> str:
     """Returns the name of a value's type in JSON."""
-    names = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "a boolean"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        type(None): "null",
+        bool: "a boolean",
+    }
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "another type")
