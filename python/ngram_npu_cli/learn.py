@@ -64,8 +64,8 @@ def learn(
         num_answers = num_tokens = 0
         read = () if reader is None else read_requests(reader, tokenization)
         for _, conversation, requests in read:
-            # The salt in the scope of a request: see ngram_npu.engines.vllm.
-            scope = conversation.scope and ("cache_salt", conversation.scope)
+            # The scope of a request with this salt: see ngram_npu.engines.vllm.
+            scope = conversation.salt and ("cache_salt", conversation.salt)
             for request in requests:
                 for start, end in request.spans():
                     store.add_text(request.tokens()[start:end], scope_of(scope))

@@ -110,7 +110,7 @@ class Tokenization:
         Raises:
             RecordError: The template rejects the conversation, or a text is not valid.
         """
-        if not conversation.has_text:
+        if conversation.turns[0].answer is None:
             pairs = [
                 (t.prompt_token_ids or (), t.answer_token_ids or ()) for t in conversation.turns
             ]
