@@ -195,8 +195,8 @@ FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
 FUZZ_SEED ?= 0
 fuzz: setup
-	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_device_store)
-	$(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_device_store --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_store)
+	$(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_store --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 # Fuzzes for a short time, if clang is installed or can be installed.
 test-fuzz: setup

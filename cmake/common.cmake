@@ -41,7 +41,7 @@ function(ngram_npu_export_c_only target)
 endfunction()
 
 # The families of the operators. A device has one source file per family of which it has kernels, with the family's name.
-set(NGRAM_NPU_FAMILIES bookkeeping correction device_store drafting merging)
+set(NGRAM_NPU_FAMILIES bookkeeping correction drafting merging store)
 
 # Sets `out` to the package folder of the torch that Python_EXECUTABLE would import.
 function(ngram_npu_find_torch out)

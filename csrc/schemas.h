@@ -10,8 +10,8 @@
   X(ngram_propose)                \
   X(ngram_propose_)               \
   X(ngram_step_)                  \
-  X(device_store_append_)         \
-  X(device_store_propose_)        \
+  X(store_append_)                \
+  X(store_propose_)               \
   X(merge_drafts_)                \
   X(prepare_next_token_ids)       \
   X(prepare_inputs_padded)        \
@@ -40,13 +40,14 @@ inline constexpr const char* kSchemas[] = {
     "Tensor(w!)? workspace=None) -> "
     "(Tensor next_token_ids, Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
 
-    "device_store_append_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
+    "store_append_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
     "Tensor? slot_indices=None, Tensor? scopes=None, Tensor(a!) slots, Tensor(b!) text, Tensor(c!) blocks, "
     "Tensor(d!) table, Tensor(e!) allocator, SymInt max_new, bool hold_back=True, Tensor(w!)? workspace=None) -> ()",
 
-    "device_store_propose_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
+    "store_propose_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
     "Tensor? scopes=None, Tensor text, Tensor blocks, Tensor table, Tensor(a!) draft_token_ids, "
-    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, SymInt max_len=9223372036854775807, bool fill=False) -> ()",
+    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, Tensor(d!) agreement, SymInt max_len=9223372036854775807, "
+    "SymInt vocab_size=2147483647, bool fill=False) -> ()",
 
     "merge_drafts_(Tensor neural_draft_token_ids, Tensor ngram_draft_token_ids, Tensor num_ngram_draft_tokens, "
     "Tensor match_len, *, Tensor? num_neural_draft_tokens=None, Tensor? draft_costs=None, "

@@ -2,7 +2,7 @@
 #include "api/arguments.h"
 
 #include "core/correction.h"
-#include "core/device_store.h"
+#include "core/store.h"
 
 namespace ngram_npu::api {
 namespace {
@@ -266,7 +266,7 @@ std::string describe_status(int32_t status) {
 
 int64_t workspace_words(std::string_view op, int64_t batch) {
   if (op == "ngram_propose_" || op == "ngram_step_") return lookup_workspace_words(batch);
-  if (op == "device_store_append_") return device_store_append_workspace_words(batch);
+  if (op == "store_append_") return store_append_workspace_words(batch);
   return op == "correct_spec_state_" ? kCorrectSpecStateWorkspaceWords : -1;
 }
 

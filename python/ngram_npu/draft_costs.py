@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -137,14 +138,21 @@ class DraftCosts:
         is_behind = self._columns[:width] >= num_draft_tokens[:, None]
         np.copyto(draft_token_ids, -1, where=is_behind)
 
-    def copy_tables(self, device: Any) -> tuple[Any, Any, Any]:
+    def copy_tables(
+        self, device: Any, copy: Callable[[Any], Any] | None = None
+    ) -> tuple[Any, Any, Any]:
         """Returns the tables on a device of torch. The first call copies them, for which the host
-        may wait."""
+        may wait.
+
+        Args:
+            copy: copies a tensor to the device (default: ``tensor.to(device)``).
+        """
         tensors = self._tables.get(device)
         if tensors is None:
             torch = sys.modules["torch"]
             arrays = self._costs, self._num_kept, self._columns
-            tensors = tuple(torch.from_numpy(array.copy()).to(device) for array in arrays)
+            copy = copy or (lambda tensor: tensor.to(device))
+            tensors = tuple(copy(torch.from_numpy(array.copy())) for array in arrays)
             self._tables[device] = tensors
         return tensors
 

@@ -14,11 +14,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
-from ngram_npu import _C, NgramConfig
+from ngram_npu import NgramStore
 from ngram_npu.async_state import AsyncSpecState, CpuDevice
-from ngram_npu.index import NgramIndex, make_index
+from ngram_npu.store.contents import read_texts
+from ngram_npu.store.integrity import check_contents
+from ngram_npu.store.memory import HostMemory
 
 Launch = tuple[Any, Callable[[], object]]
 """The signature of an operator and its arguments, and the work on the device."""
@@ -27,8 +31,9 @@ UNDEFINED_VALUE = -559038737
 POLICIES = ("eager", "lazy", "main first", "side first", "random")
 """Which queued work runs after each call of the host: all, none, one stream's, or random work."""
 
-_COPIES = {"cat", "_to_copy", "new_empty"}
-_ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "detach", "alias"}
+_FUNCTIONS = {"_to_copy", "clamp", "ge", "index", "mul", "sub", "add"}
+_IN_PLACE = {"clamp_", "index_fill_", "masked_fill_", "fill_"}
+_ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "unsqueeze", "detach", "alias"}
 
 
 class HostReadError(AssertionError):
@@ -78,14 +83,6 @@ class LateDevice:
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
-
-    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
-        index = make_index(ngram, num_slots, token_capacity, kind="torch")
-        index.tensor = LateTensor(index.tensor, self)
-        return index
-
-    def host_function_stream(self) -> LateHostStream:
-        return LateHostStream(self)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         assert isinstance(target, LateTensor) or isinstance(source, LateTensor)
@@ -198,24 +195,6 @@ class LateDevice:
                 self._run_first_item(self._rng.choice(("main", "side")))
 
 
-class LateHostStream:
-    """Implements ngram_npu.host_drafting.Stream."""
-
-    def __init__(self, device: LateDevice) -> None:
-        self._device = device
-
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        assert isinstance(to, LateTensor) != isinstance(source, LateTensor)
-        target_value, source_value = get_value(to), get_value(source)
-        self._device.launch(lambda: target_value.copy_(source_value))
-
-    def run(self, job: int) -> None:
-        self._device.launch(lambda: _C.stream_run_job(job))
-
-    def use_last_stream(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
 class _Wait:
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -267,8 +246,13 @@ class LateTensor(torch.Tensor):
             return _launch_operator(owner, name, function, arguments, keywords or {})
         if function is torch.ops.aten.add.out:
             return _launch_add(function, arguments, **(keywords or {}))
-        if name in _COPIES:
+        if name in _FUNCTIONS:
             return _launch_torch_operator(function, arguments, keywords or {})
+        if name in _IN_PLACE:
+            values, named = [*map(get_value, arguments)], keywords or {}
+            named = {key: get_value(value) for key, value in named.items()}
+            arguments[0].owner.launch(lambda: function(*values, **named))
+            return arguments[0]
         if name in _ALIASES:
             owner = arguments[0].owner
             views = function(*map(get_value, arguments), **(keywords or {}))
@@ -308,11 +292,11 @@ def _launch_add(function: Any, arguments: tuple[Any, ...], out: LateTensor) -> L
 
 def _launch_torch_operator(function: Any, arguments: tuple[Any, ...], keywords: Any) -> LateTensor:
     """Launches one of torch's own operators."""
-    first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
+    owner = next(a.owner for a in arguments if isinstance(a, LateTensor))
     values = [[*map(get_value, a)] if isinstance(a, list) else get_value(a) for a in arguments]
     result = torch.zeros_like(function(*values, **keywords))
-    first.owner.launch(lambda: result.copy_(function(*values, **keywords)))
-    return LateTensor(result, first.owner)
+    owner.launch(lambda: result.copy_(function(*values, **keywords)))
+    return LateTensor(result, owner)
 
 
 def _get_address(value: Any) -> Any:
@@ -372,6 +356,38 @@ def _launch_operator(
     return tuple(LateTensor(result, owner) for result in results) or None
 
 
+class LateMemory(HostMemory):
+    """The memory of a store on a LateDevice."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+
+    def zeros(self, *shape: int) -> Any:
+        return self._device.tensor(shape, torch.int32)
+
+    def place(self, array: Any) -> Any:
+        return LateTensor(torch.from_numpy(array), self._device)
+
+
+def make_store(device: LateDevice | PlainDevice, tokens: int, num_slots: int) -> NgramStore:
+    """Returns a store in the memory of a device."""
+    if isinstance(device, PlainDevice):
+        return NgramStore(tokens, num_slots=num_slots)
+    memory = LateMemory(device), "cpu"
+    with mock.patch("ngram_npu.store.store._make_memory", return_value=memory):
+        return NgramStore(tokens, num_slots=num_slots)
+
+
+def check_store(store: NgramStore) -> list[tuple[int, list[int]]]:
+    """Checks a store in the memory of a device without pending work. Returns its texts."""
+    arrays = {name: np.asarray(get_value(getattr(store, name))) for name in STORE_ARRAYS}
+    check_contents({name: array.astype(np.int64) for name, array in arrays.items()})
+    return [(scope, text.tolist()) for scope, text in read_texts(arrays["blocks"], arrays["text"])]
+
+
+STORE_ARRAYS = "slots", "text", "blocks", "table", "allocator"
+
+
 class PlainDevice(CpuDevice):
     """The CPU, with the methods of a LateDevice that tests call."""
 
@@ -403,10 +419,6 @@ class Countdown:
         for name in ("copy", "scatter", "record", "wait", "synchronize"):
             if hasattr(device, name):  # only a LateDevice has scatter
                 setattr(device, name, self.wrap_call(getattr(device, name)))
-        if state._device_state.host is not None:
-            stream: Any = state._device_state.host._drafting._stream
-            for name in ("copy", "run"):
-                setattr(stream, name, self.wrap_call(getattr(stream, name)))
         state._device_state._ops = _CountedOperators(state._device_state._ops, self)
 
     def wrap_call(self, call: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
 
-from async_state.devices import DeviceError, get_value
+from async_state.devices import DeviceError, check_store, get_value
 from async_state.scenario import Request, Scenario
 from async_state.simulated_model import LaunchedStep
 from async_state.stages import Stage
@@ -55,12 +55,21 @@ class Engine:
         for request in self.scenario.requests:
             assert request.tokens == request.expected_tokens
         assert not self.state._host_state._faults, "expected no requests that have left"
-        if self.state.index is not None:
-            statistics = self.state.index.statistics
-            # No slot was rebuilt, so none still had the tokens of its previous request.
-            num_rebuilds = statistics.rebuilds_shorter + statistics.rebuilds_rewritten
-            assert not num_rebuilds + statistics.rebuilds_options
-            self.event_counts += Counter(indexed=statistics.rows_indexed)
+        if self.state.store is not None:
+            self._check_store(self.state.store)
+
+    def _check_store(self, store: Any) -> None:
+        """Checks that the store contains texts of its scopes, each a part of plain decoding."""
+        self.device.drain()
+        for scope, text in check_store(store):
+            self.event_counts["stored tokens"] += len(text)
+            if self.scenario.invalid_probability == 0:
+                assert any(
+                    text == request.decoded_tokens[begin : begin + len(text)]
+                    for request in self.scenario.requests
+                    for begin in range(len(request.prompt), len(request.decoded_tokens))
+                    if request.scope == scope
+                ), "expected a text of the scope"
 
     # One step.
 
@@ -260,6 +269,7 @@ class Engine:
             is_discarded=[r.upper_computed + n < r.upper_length for r, n, _ in scheduled],
             blocks=[[list(r.blocks[g]) for r in requests] for g in range(len(self.free_blocks))],
             previous_step=self.last_step,
+            is_previous_reconciled=not self.steps_in_flight,
             previous_positions=previous_positions,
         )
         batch_copy = copy.deepcopy(batch)
@@ -382,7 +392,8 @@ class Engine:
             if is_alive and not request.is_finished:
                 assert result.num_tokens[i] == len(request.tokens)
             return
-        assert result.num_valid_drafts[i] == step.num_valid_drafts.get(i, 0)
+        if self.state.store is None:
+            assert result.num_valid_drafts[i] == step.num_valid_drafts.get(i, 0)
         assert result.num_accepted_drafts[i] <= result.num_valid_drafts[i] <= step.num_drafts[i]
         num_valid = int(result.num_valid_drafts[i])
         num_accepted = int(result.num_accepted_drafts[i])
@@ -434,7 +445,7 @@ class Engine:
             self._check_stage(stage, computed, tokens)
 
     def _check_stage(self, stage: Stage, computed: Any, tokens: Any) -> None:
-        state, indexed_rows = stage.state, {}
+        state = stage.state
         for request in self.running:
             is_removed = request.row in self.removed_rows
             if request.num_admissions == 0 or is_removed or request.is_invalid:
@@ -449,9 +460,6 @@ class Engine:
             assert row.tolist() == known_tokens.tolist()
             if not request.is_finished:
                 assert known_tokens.tolist() == request.tokens
-            indexed_rows[int(slot)] = known_tokens
-        if state.index is not None and self.rng.random() < 0.1:
-            state.index.check_integrity(indexed_rows)
 
 
 def _assert_equal_results(result: Reconciled, expected: Reconciled) -> None:
@@ -478,6 +486,7 @@ def _make_admission(request: Request) -> Admission:
         tokens,
         blocks,
         request.upper_computed,
+        request.scope,
         rope_positions=None if request.rope.prompt is None else np.array(request.rope.prompt),
         rope_delta=request.rope.delta,
     )

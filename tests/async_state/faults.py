@@ -150,6 +150,11 @@ def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any, **options: 
     return inputs
 
 
+def _forget_drafts(original: Any, self: AsyncSpecState, batch: Any, **options: Any) -> Any:
+    inputs = original(self, batch, **options)
+    return replace(inputs, upper_seq_lens=inputs.upper_seq_lens - batch.num_scheduled_drafts)
+
+
 # Waits of the host.
 
 
@@ -197,7 +202,8 @@ FAULTS: dict[str, Fault] = {
         AsyncSpecState, "is_exact", True
     ),
     "rebuild does not wait": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
-    "rebuild does not empty the index": lambda: mock.patch.object(DeviceState, "clear"),
+    "rebuild does not empty the block tables": lambda: mock.patch.object(DeviceState, "clear"),
+    "upper bounds without drafts": patch_call(AsyncSpecState, "begin_step", _forget_drafts),
     "the host waits in begin_step": patch_call(AsyncSpecState, "begin_step", _wait_in_begin_step),
     "the host reads a tensor in end_step": patch_call(
         AsyncSpecState, "end_step", _read_in_end_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -139,6 +139,7 @@ class Request:
     expected_tokens: list[int]
     """The expected text: `decoded_tokens` up to the stop token or the maximum length."""
     arrival_step: int
+    scope: int = 0
     tokens: list[int] = field(default_factory=list)
     """The tokens known to the scheduler."""
     upper_computed: int = 0
@@ -172,7 +173,6 @@ class Scenario:
         self,
         rng: random.Random,
         device: str | None = None,
-        draft_on: Any = "auto",
         has_all_options: bool = False,
     ) -> None:
         """
@@ -203,8 +203,6 @@ class Scenario:
         self.shuffle_probability = pick((0.0, 0.2, 0.8))
         self.failure_probability = pick((0.0, 0.0, 0.1))
         self.invalid_probability = pick((0.0, 0.0, 0.05))
-        self.engine = pick(("scan", "index"))
-        self.ladder = self.engine == "index" and pick((False, False, True))
         self.max_chunk = rng.randint(1, self.step_tokens)
         num_slots = zip(self.num_blocks, self.block_sizes, strict=True)
         seed = rng.getrandbits(32)
@@ -220,7 +218,11 @@ class Scenario:
         self.sends_drafts |= self.neural
         self.neural_accuracy = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
         self.requests = list(self._draw_requests())
-        self.config = replace(self._draw_config(extend), draft_on=draft_on)
+        self.config = self._draw_config(extend)
+        is_alone = self.num_stages == 1 or self.sends_drafts
+        self.has_store = is_alone and not self.neural and rng.random() < 0.6
+        """Whether the last stage has a store. After a failure in one stage, stores of several
+        stages could differ."""
 
     def _draw_options(self, rng: random.Random, has_all: bool) -> None:
         self.uses_graphs = rng.random() < 0.5 or has_all
@@ -253,7 +255,8 @@ class Scenario:
                     expected = expected[: n + 1]
                     break
             arrival_step = rng.choice((0, 0, rng.randint(0, 12)))
-            yield Request(uid, prompt, rope, decoded, expected, arrival_step)
+            scope = uid % 3 - 1
+            yield Request(uid, prompt, rope, decoded, expected, arrival_step, scope)
 
     def _draw_rope(self, uid: int, length: int) -> Rope:
         """Returns the positions of a text, or of a prompt with images."""
@@ -264,27 +267,17 @@ class Scenario:
         return Rope(self.position_dims, rng.integers(0, 50, shape), int(rng.integers(-9, 10)))
 
     def _draw_sizes(self) -> dict[str, Any]:
-        if self.ladder:
-            probability = self.rng.choice((None, 0.5, 0.1))
-            costs = np.random.default_rng(self.rng.getrandbits(32)).integers(0, 40, (16, 32))
-            return {
-                "sizes": "ladder",
-                "min_draft_probability": probability,
-                "costs": None if probability is None else costs,
-            }
         min_n = self.rng.randint(1, 2)
         return {
             "min_n": min_n,
-            "max_n": min_n + self.rng.randint(0, 2),
+            "max_n": min_n + self.rng.choice((0, 1, 2, 14)),
             "match_policy": self.rng.choice(("earliest", "latest")),
+            "min_draft_probability": self.rng.choice((None, None, 0.5, 0.1)),
         }
 
-    def _draw_merge(self, ngram: NgramConfig, extend: bool) -> MergeConfig:
-        pick, costs = self.neural_rng.choice, None
-        if ngram.cost_table is None:
-            max_cost = pick((2, 8, 40))
-            costs = sorted(self.neural_rng.randint(0, max_cost) for _ in range(16))[::-1]
-        return MergeConfig(pick((0, 1, 2)), pick((0.0, 0.4)), extend, costs)
+    def _draw_merge(self, extend: bool) -> MergeConfig:
+        pick = self.neural_rng.choice
+        return MergeConfig(pick((0, 1, 2)), pick((0.0, 0.4)), extend)
 
     def _draw_config(self, extend: bool) -> AsyncConfig:
         ngram = NgramConfig(
@@ -296,7 +289,7 @@ class Scenario:
         )
         return AsyncConfig(
             ngram=ngram,
-            merge=self._draw_merge(ngram, extend) if self.neural else None,
+            merge=self._draw_merge(extend) if self.neural else None,
             max_rows=self.max_rows,
             row_capacity=self.capacity,
             max_step_tokens=self.step_tokens,
@@ -304,7 +297,6 @@ class Scenario:
                 KVGroup(block_size=size, max_blocks=-(-self.capacity // size))
                 for size in self.block_sizes
             ),
-            engine=self.engine,
             disable_padded_drafter_batch=self.unpadded,
             slot_dtype=self.rng.choice(("int32", "int64")),
             position_dims=self.position_dims,

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, StepOutputs
-from ngram_npu.config import UNLIMITED
+from ngram_npu.draft_costs import DraftCosts
 from ops import reference
-from ops.reference import ladder
-from ops.reference.drafting import compute_draft
 
 from async_state.devices import get_value
 from async_state.scenario import VOCAB_SIZE, WRONG_TOKEN, Scenario, Target
@@ -35,6 +33,8 @@ class LaunchedStep:
     blocks: list[list[list[int]]]
     """[group][B], the ids of the allocated KV blocks."""
     previous_step: LaunchedStep | None
+    is_previous_reconciled: bool
+    """Whether the previous step was reconciled before this step began."""
     previous_positions: list[int]
     """Position in the previous step's batch if the request sampled there, otherwise -1."""
     contexts: list[list[int]] = field(default_factory=list)
@@ -137,6 +137,7 @@ class SimulatedModel:
             step.is_invalid = [key in self.invalid_requests for key in keys]
             assert starts[batch:] == [num_tokens] * (len(starts) - batch)
             assert not any(lengths[batch:])
+            self._check_upper_lengths(lengths[:batch], inputs, step)
             assert all(set(mapping[num_tokens:]) <= {-1} for mapping in slots)
             discard = values["discard"][:batch].tolist()
             assert _select_valid(discard, step) == _select_valid(step.is_discarded, step)
@@ -210,6 +211,22 @@ class SimulatedModel:
         size = self.scenario.block_sizes[group]
         return [block * size + j if block >= 0 else -1 for block in blocks for j in range(size)]
 
+    def _check_upper_lengths(
+        self, lengths: Sequence[int], inputs: StepInputs, step: LaunchedStep
+    ) -> None:
+        """Checks the lengths on the host: upper bounds, exact for requests without drafts in the
+        last step, and for all requests if the last step was reconciled."""
+        upper = inputs.upper_seq_lens.tolist()
+        assert inputs.max_seq_len == max(upper)
+        for i, (length, bound) in enumerate(zip(lengths, upper, strict=True)):
+            if step.is_invalid[i]:
+                continue
+            assert length <= bound <= self.scenario.capacity
+            previous, position = step.previous_step, step.previous_positions[i]
+            had_drafts = previous and position >= 0 and previous.num_drafts[position] > 0
+            if step.is_previous_reconciled or not had_drafts:
+                assert length == bound
+
     def _check_accepted(self, accepted: Sequence[int], step: LaunchedStep) -> None:
         previous = step.previous_step
         for i, position in enumerate(step.previous_positions):
@@ -224,6 +241,8 @@ class SimulatedModel:
         """Compares the drafts with the reference's, because wrong drafts would only be rejected."""
         if not drafts or step.is_invalid[i]:
             return
+        if self.scenario.has_store:  # the reference does not know the store's text
+            return
         expected = self._draft_with_reference(step.requests[i].decoded_tokens[:num_tokens])[0]
         if self.scenario.neural:
             assert step.previous_step is not None
@@ -233,15 +252,16 @@ class SimulatedModel:
         assert list(drafts) == (expected + padding)[: len(drafts)], "expected other drafts"
 
     def _draft_with_reference(self, row: list[int]) -> tuple[list[int], list[int], int]:
-        """Returns the expected tokens, their costs if there are any, and the match length."""
+        """Returns the expected tokens, their costs, and the match length."""
         lookup = self.scenario.config.ngram
-        limits = lookup.overlap, UNLIMITED if lookup.max_len is None else lookup.max_len
-        if lookup.is_ladder:
-            table = () if lookup.cost_table is None else lookup.cost_table.tolist()
-            return ladder.make_ladder_draft(row, lookup.k, table, lookup.cost_limit, *limits)
-        sizes = lookup.min_n, lookup.max_n, lookup.k, lookup.match_policy_code
-        drafts, match_len = compute_draft(row, *sizes, *limits)
-        return drafts, [], match_len
+        rows = np.array([row], np.int32), np.array([len(row)], np.int32)
+        drafts = reference.ngram_propose(*rows, **lookup.lookup_arguments)
+        costs = DraftCosts(lookup)
+        costs.end_drafts(*drafts)
+        tokens, count, match_len = drafts
+        draft_costs = costs.compute_costs(match_len, count)
+        valid = slice(count[0])
+        return tokens[0, valid].tolist(), draft_costs[0, valid].tolist(), int(match_len[0])
 
     def launch_neural_drafts(
         self, inputs: StepInputs, step: LaunchedStep, outputs: StepOutputs
@@ -288,17 +308,14 @@ class SimulatedModel:
         merge, k = config.merge, config.ngram.k
         assert merge is not None
         drafts, costs, match_len = self._draft_with_reference(row)
-        has_costs = config.ngram.cost_table is not None
-        match_costs = None if merge.match_costs is None else np.array(merge.match_costs, np.uint8)
         merged = reference.merge_drafts_(
             neural[0],
             _pad_to_k(drafts, k, -1),
             np.array([len(drafts)]),
-            np.array([match_len if drafts else 0]),
+            np.array([match_len]),
             neural[1],
-            _pad_to_k(costs, k, 255) if has_costs else None,
+            _pad_to_k(costs, k, 255),
             neural[2],
-            match_costs,
             None,
             np.array([step.num_sampled[i]]),
             np.array([step.num_drafts[i]]),

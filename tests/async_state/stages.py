@@ -19,7 +19,7 @@ from ngram_npu.async_state import (
     StepOutputs,
 )
 
-from async_state.devices import Countdown, get_value
+from async_state.devices import Countdown, get_value, make_store
 from async_state.scenario import Scenario
 from async_state.simulated_model import LaunchedStep, SimulatedModel
 
@@ -27,7 +27,10 @@ from async_state.simulated_model import LaunchedStep, SimulatedModel
 def make_config_without_lookup(config: AsyncConfig) -> AsyncConfig:
     """Returns the configuration of a stage that receives its drafts from the last stage."""
     ngram = NgramConfig(k=config.ngram.k, max_len=0, vocab_size=config.ngram.vocab_size)
-    return replace(config, ngram=ngram, merge=MergeConfig(), engine="scan", draft_on="device")
+    return replace(config, ngram=ngram, merge=MergeConfig())
+
+
+STORE_TOKENS = 1 << 14
 
 
 class Message:
@@ -61,7 +64,10 @@ class Stage:
         if not self.is_last and scenario.sends_drafts:
             config = make_config_without_lookup(config)
         self.device = scenario.make_device(number)
-        self.state = AsyncSpecState(config, runtime=self.device)
+        store = None
+        if self.is_last and scenario.has_store:
+            store = make_store(self.device, STORE_TOKENS, scenario.max_rows)
+        self.state = AsyncSpecState(config, runtime=self.device, store=store)
         self.failure_countdown = Countdown(self.state)
         self.model = SimulatedModel(scenario, self.state, self.device, number, invalid_requests)
 

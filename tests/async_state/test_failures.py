@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import (
@@ -36,7 +35,6 @@ def _start_requests() -> AsyncSpecState:
         row_capacity=32,
         max_step_tokens=32,
         kv_groups=(KVGroup(4, 8), KVGroup(8, 4)),
-        engine="index",
     )
     new = [_admit_row(row, (row, 1, 2, 3)) for row in range(3)]
     state.begin_step(make_batch([0, 1, 2], [4, 4, 4], [0, 0, 0], new=new))
@@ -118,10 +116,6 @@ def test_state_after_any_failed_device_call_is_unusable_until_rebuilt(method: st
         drafts = state.end_step(make_samples(1, 3)).draft_token_ids
         assert drafts.tolist() == [[2, 3], [7, 3]]
         assert state.reconcile().num_tokens.tolist() == [6, 6]
-        assert state.index is not None
-        slot_of = state._host_state.slot_of
-        rows = {int(slot_of[row]): np.array(state.known_token_ids(row)) for row in (0, 2)}
-        state.index.check_integrity(rows)
 
 
 @pytest.mark.parametrize("method", ["wait_drafts", "reconcile"])

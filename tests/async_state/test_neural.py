@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncSpecState, MergeConfig, NeuralDrafts
+from ngram_npu.draft_costs import DraftCosts
 
 from async_state import admit_row, make_batch, make_samples, make_small_state, to_ints
 
-LOW_COSTS = MergeConfig(match_costs=[1] * 16)
-"""With these costs, each n-gram draft token has a probability of 0.96."""
 PROMPT = to_ints(1, 2, 3, 1, 2)
 NEURAL = [7, 8]
 
@@ -29,7 +26,7 @@ def begin_first_step(state: AsyncSpecState, **changes: Any) -> None:
 
 def start_request(**changes: Any) -> AsyncSpecState:
     """Returns a state in a request's first step. If it samples 3, its n-gram draft is [1, 2]."""
-    state = make_small_state(**{"merge": LOW_COSTS, **changes})
+    state = make_small_state(**{"merge": MergeConfig(), **changes})
     begin_first_step(state)
     return state
 
@@ -54,16 +51,20 @@ def test_ngram_draft_extends_int64_neural_draft_only_with_extend(
     assert wait_sources(state) == [source]
 
 
-def test_ladder_costs_are_compared_with_neural_costs() -> None:
-    table = np.full((16, 32), 16, np.uint8)
-    ladder = NgramConfig(sizes="ladder", k=2, min_draft_probability=0.2, costs=table)
-    state = start_request(ngram=ladder, merge=MergeConfig(min_accepted=0.7))
-    costs = torch.tensor([[16, 32]], dtype=torch.uint8)  # probabilities 1/2 and 1/4
+@pytest.mark.parametrize(("neural_cost", "source"), [(255, 2), (0, 1)])
+def test_costs_of_ngram_drafts_are_compared_with_neural_costs(
+    neural_cost: int, source: int
+) -> None:
+    state = start_request()
+    costs = torch.full((1, 2), neural_cost, dtype=torch.uint8)
     outputs = state.end_step(make_samples(3), make_drafter(NEURAL, costs=costs))
+    expected = DraftCosts(state.config.ngram).compute_costs(
+        outputs.match_len, torch.tensor([2], dtype=torch.int32)
+    )
     assert outputs.draft_costs is not None
-    assert outputs.draft_costs.tolist() == [[16, 16]]
-    assert outputs.draft_token_ids.tolist() == [[1, 2]]
-    assert wait_sources(state) == [2]
+    assert torch.equal(outputs.draft_costs, expected)
+    assert outputs.draft_token_ids.tolist() == [[1, 2] if source == 2 else NEURAL]
+    assert wait_sources(state) == [source]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,6 @@ def test_state_after_failed_drafter_is_unusable_until_rebuilt(
     [
         *({"min_match_len": value} for value in (-1, 1.5)),
         *({"min_accepted": value} for value in (-0.1, float("nan"), 32768)),
-        *({"match_costs": costs} for costs in ([0] * 15, [256] * 16, [-1] * 16, [0.5] * 16)),
     ],
     ids=str,
 )

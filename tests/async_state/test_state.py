@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import NgramStore
 from ngram_npu.async_state import AsyncSpecState, Batch, KVGroup, NewBlocks
-from ngram_npu.async_state.device import StreamDevice, make_device
+from ngram_npu.async_state.device import make_device
 
 from async_state import admit_row, make_batch, make_samples, make_small_state, to_ints
 
@@ -30,11 +30,6 @@ from async_state import admit_row, make_batch, make_samples, make_small_state, t
         {"kv_groups": (KVGroup(2**16, 1, 2**15),)},
         {"kv_groups": (KVGroup(4, 3), KVGroup(2**20, 1)), "cp_world": 2**11},
         {"slot_dtype": "int16"},
-        {"draft_on": "gpu"},
-        {"engine": "fast"},
-        {"engine": "index", "ngram": NgramConfig(min_n=1, max_n=9)},
-        {"engine": "scan", "ngram": NgramConfig(sizes="ladder")},
-        {"token_capacity": -1},
         {"cp_world": 0},
         {"cp_rank": 1},
         {"cp_rank": -1},
@@ -63,45 +58,13 @@ def test_largest_block_size_and_slot_are_supported() -> None:
     assert inputs.slot_mappings[0][:5].tolist() == [*range(2**30, 2**30 + 4), 2**40]
 
 
-@pytest.mark.parametrize(
-    ("changes", "has_index"),
-    [
-        ({}, False),
-        ({"row_capacity": 2049}, True),
-        ({"row_capacity": 2049, "ngram": NgramConfig(min_n=1, max_n=9)}, False),
-        ({"row_capacity": 2049, "engine": "scan"}, False),
-        ({"engine": "index"}, True),
-        ({"ngram": NgramConfig(sizes="ladder", k=2)}, True),
-    ],
-    ids=str,
-)
-def test_configuration_selects_index_or_scan(changes: dict[str, Any], has_index: bool) -> None:
-    assert (make_small_state(**changes).index is not None) == has_index
-
-
-def test_token_capacity_limits_size_of_the_index() -> None:
-    full_index, limited_index = (
-        make_small_state(engine="index", row_capacity=4096, token_capacity=tokens).index
-        for tokens in (None, 100)
-    )
-    assert full_index is not None
-    assert limited_index is not None
-    assert limited_index.nbytes < full_index.nbytes
-
-
-def test_device_without_index_raises() -> None:
-    class Cuda(StreamDevice):
-        def __init__(self) -> None:
-            self._device = torch.device("cuda")
-
-    for config, option in (
-        (NgramConfig(), "AsyncConfig: engine: expected 'auto' or 'scan'"),
-        (NgramConfig(sizes="ladder"), "NgramConfig: sizes: expected 'consecutive'"),
-    ):
-        with pytest.raises(ValueError, match=f"^{option} on cuda: an index must be in host memory"):
-            Cuda().index(config, 1, 1)
+def test_unknown_device_and_store_on_another_device_raise() -> None:
     with pytest.raises(ValueError, match="expected cpu, cuda or npu, got meta"):
         make_device("meta")
+    store = NgramStore(512)
+    store._device = torch.device("cuda", 0)
+    with pytest.raises(ValueError, match="store: expected a store on cpu, got one on cuda:0"):
+        AsyncSpecState(make_small_state().config, store=store)
 
 
 # Steps.
@@ -217,7 +180,7 @@ INVALID_BATCHES: dict[str, tuple[Any, str]] = {
         _edit_batch(resumed=[admit_row(2, num_computed_tokens=4)]),
         "num_computed_tokens: expected 0 to 3",
     ),
-    "negative scope": (_admit_to_row_2(scope=-1), "scope: expected 0 to 2**63 - 1, got -1"),
+    "negative scope": (_admit_to_row_2(scope=-2), "scope: expected -1 to 2**63 - 1, got -2"),
     # Blocks.
     "blocks for free row": (_append_blocks(to_ints(2), to_ints(0)), "new_blocks: expected live"),
     "more rows than blocks": (_append_blocks(to_ints(0, 0), to_ints(0)), "expected 2 block_ids"),

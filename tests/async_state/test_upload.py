@@ -41,7 +41,7 @@ class _CountingDevice(LateDevice):
 def _make_state(device: LateDevice) -> AsyncSpecState:
     sizes = {"max_rows": _ROWS, "row_capacity": 800, "max_step_tokens": 5 * _ROWS}
     ngram = NgramConfig(k=2)
-    return make_small_state(device, ngram=ngram, kv_groups=_GROUPS, engine="index", **sizes)
+    return make_small_state(device, ngram=ngram, kv_groups=_GROUPS, **sizes)
 
 
 def _admit_row(row: int, tokens: Any) -> Admission:

@@ -6,12 +6,17 @@ reference have in common.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from backends import FRONT_ENDS, Backend
 from ngram_npu import NgramConfig, NgramProposer
+from ops import reference
 from ops.reference.merging import compute_expected_tokens
+from ops.reference.store import mix
 from ops.specs.inputs import ANY_TOKEN, UNLIMITED
+from ops.specs.store import add_text, new_store
 
 
 @pytest.fixture(params=FRONT_ENDS, ids=lambda b: b.name)
@@ -125,6 +130,82 @@ def test_step_equals_hand_computed_step(step_case: tuple, advance: bool) -> None
     assert step.draft_token_ids.tolist() == [draft + [-1] * (2 - len(draft))]
     assert tokens[0, : len(row)].tolist() == row
     assert lengths.tolist() == [len(row) if advance else 6]
+
+
+# The store.
+
+
+def draft_from_store(texts: list[list[int]], row: list[int], **options: Any) -> tuple[Any, ...]:
+    """Stores each text in a call of its own. Returns the row's draft, the length of its match, and
+    the agreement."""
+    store = new_store(16, 4096, 1)
+    for text in texts:
+        add_text(store, 0, np.array([0, *text], np.int32), options.get("stored_scope", 0))
+    ids = np.full((1, 6), -1, np.int32)
+    counts, agreement = np.zeros((2, 1), np.int32)
+    match_len = np.array([options.get("own_match", 0)], np.int32)
+    reference.store_propose_(
+        np.array([row], np.int32), np.array([len(row)], np.int32), np.array([1], np.int32),
+        scopes=np.array([options.get("scope", 0)]), text=store["text"], blocks=store["blocks"],
+        table=store["table"], draft_token_ids=ids, num_draft_tokens=counts, match_len=match_len,
+        agreement=agreement, vocab_size=options.get("vocab_size", 1000),
+    )  # fmt: skip
+    return ids[0, : counts[0]].tolist(), int(match_len[0]), int(agreement[0])
+
+
+EIGHT, SIXTEEN = [*range(50, 58)], [*range(50, 66)]
+OWN_DRAFT, SINGLE = -2, -1
+
+
+@pytest.mark.parametrize(
+    ("texts", "row", "options", "expected"),
+    [
+        ([[1, 2, 3, 4, 10]], [9, 1, 2, 3, 4], {}, ([10], 4, SINGLE)),
+        ([[4, 10], [3, 4, 20]], [9, 3, 4], {}, ([20], 2, SINGLE)),
+        ([[4, 20], [3, 4, 20]], [9, 3, 4], {}, ([20], 1, 1)),  # trusted, although shorter
+        ([[*EIGHT, 10]], [9, *EIGHT], {}, ([10], 8, SINGLE)),
+        ([[*EIGHT, 10]], [9, *EIGHT], {"own_match": 7}, ([10], 8, SINGLE)),
+        ([[*EIGHT, 10]], [9, *EIGHT], {"own_match": 8}, ([], 8, OWN_DRAFT)),
+        ([[*SIXTEEN, 10]], [9, *SIXTEEN], {"own_match": 15}, ([10], 16, SINGLE)),
+        ([[1, 2, 3, 4, 10]], [9, 1, 2, 3, 4], {"own_match": 1}, ([10], 4, SINGLE)),
+        ([[1, 2, 3, 4, 10]], [9, 1, 2, 3, 4], {"own_match": 2}, ([], 2, OWN_DRAFT)),
+        ([[4, 10, 11, 12], [4, 10, 11, 13]], [9, 4], {}, ([10, 11, 13], 1, 2)),
+        ([[4, 10, 11], [4, 10, 11, 13]], [9, 4], {}, ([10, 11, 13], 1, 2)),
+        ([[4, 10, 11, 12], [4, 10, 11]], [9, 4], {}, ([10, 11], 1, 2)),
+        ([[4, 10], [4, 20]], [9, 4], {}, ([20], 1, 0)),
+        ([[4, 10], [4, 20]], [9, 4], {"own_match": -5}, ([20], 1, 0)),
+        ([[*EIGHT, 10], [*EIGHT, 20]], [9, *EIGHT], {"own_match": 2}, ([], 2, OWN_DRAFT)),
+        ([[4, 10, 4, 20]], [9, 4], {}, ([20], 1, SINGLE)),  # both in one call
+        ([[4, 10, 1000, 11]], [9, 4], {}, ([10], 1, SINGLE)),
+        ([[4, 1000], [4, 10]], [9, 4], {}, ([10], 1, SINGLE)),  # second: an invalid next token
+        ([[4, 10], [4, 1000]], [9, 4], {}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 4], {"vocab_size": 0}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 5], {}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 4], {"scope": 7}, ([], 0, OWN_DRAFT)),
+        ([[4, 10]], [9, 4], {"scope": 7, "stored_scope": 7}, ([10], 1, SINGLE)),
+        ([[4, 10]], [9, 4], {"scope": -1, "stored_scope": -1}, ([], 0, OWN_DRAFT)),
+    ],
+)  # fmt: skip
+def test_store_drafts_the_longest_trusted_ngram(
+    texts: list[list[int]], row: list[int], options: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    assert draft_from_store(texts, row, **options) == expected
+
+
+def test_row_that_returns_to_a_slot_is_not_stored_twice() -> None:
+    for hold_back in (False, True):
+        store, tokens = new_store(16, 64, 2), np.arange(100, 140, dtype=np.int32)[None]
+        for length, slot in ((10, 0), (12, 0), (14, 1), (16, 1), (18, 0), (20, 0), (22, 0)):
+            reference.store_append_(
+                tokens, np.array([length], np.int32), np.array([2], np.int32), **store,
+                slot_indices=np.array([slot]), max_new=64, hold_back=hold_back,
+            )  # fmt: skip
+        stored = store["text"][store["text"] > 0].tolist()
+        assert len(stored) == len(set(stored)) > 0
+
+
+def test_hash_equals_value_of_contract() -> None:
+    assert mix(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # SplitMix64's first number for seed 0
 
 
 def test_expected_tokens_equal_values_of_contract() -> None:

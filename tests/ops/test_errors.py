@@ -139,7 +139,7 @@ def test_written_tensor_that_shares_memory_is_rejected(spec: OpSpec, caller: Bac
 INT32_OR_INT64_TENSORS = {
     "row_indices", "slot_indices", "prev_positions", "slot_mapping", "scopes",
     "neural_draft_token_ids", "ngram_propose_: draft_token_ids",
-    "device_store_propose_: draft_token_ids",
+    "store_propose_: draft_token_ids",
 }  # fmt: skip
 
 

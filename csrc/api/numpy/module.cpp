@@ -1,11 +1,11 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`, without torch.
 #include "api/bookkeeping.h"
 #include "api/correction.h"
-#include "api/device_store.h"
 #include "api/drafting.h"
 #include "api/merging.h"
 #include "api/numpy/numpy_call.h"
 #include "api/numpy/schema.h"
+#include "api/store.h"
 #include "cpu/machine.h"
 
 namespace ngram_npu::numpy {

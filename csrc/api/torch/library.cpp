@@ -3,9 +3,9 @@
 
 #include "api/bookkeeping.h"
 #include "api/correction.h"
-#include "api/device_store.h"
 #include "api/drafting.h"
 #include "api/merging.h"
+#include "api/store.h"
 #include "api/torch/torch_call.h"
 #include "schemas.h"
 

@@ -126,7 +126,7 @@ class DeviceState:
         self._views: dict[int, BatchViews] = {}
         self._lookup_arguments = config.ngram.lookup_arguments
         self._costs = DraftCosts(config.ngram)
-        self._costs.copy_tables(self.token_ids.device)
+        self._costs.copy_tables(self.token_ids.device, self._copy_to_device)
         self.store = store
         if store is not None:
             device_type = self.token_ids.device.type
@@ -138,6 +138,11 @@ class DeviceState:
             store.reserve_slots(rows)
             self.scopes = self.upload.fixed[: 2 * (rows + 1)].view(torch.int64)
             self._agreement = device.tensor((rows,), int32)
+
+    def _copy_to_device(self, table: torch.Tensor) -> torch.Tensor:
+        target = self._device.tensor(table.shape, table.dtype)
+        self._device.copy(target, table, "main")
+        return target
 
     def _get_packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
@@ -326,7 +331,7 @@ class DeviceState:
         drafts: dict[str, Any],
     ) -> None:
         """Stores the tokens of each request's last step, and replaces drafts by longer matches."""
-        batch, max_new = len(num_sampled), self._config.ngram.k + 1
+        batch, max_new = num_sampled.shape[0], self._config.ngram.k + 1
         indices: dict[str, Any] = {"row_indices": views.slots, "scopes": self.scopes[:batch]}
         store.begin_step(batch, max_new)
         # The scheduler may have begun this step for a request that ended in the last one, so the

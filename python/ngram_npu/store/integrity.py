@@ -37,21 +37,13 @@ def check_contents(arrays: dict[str, Int64Array]) -> None:
         IntegrityError: the message names the violated rule, and the slot, block or entry.
     """
     _check_blocks(arrays["blocks"], arrays["allocator"])
-    text, fills = arrays["text"], arrays["blocks"][:, HEAD_FILL]
-    is_unused = np.arange(BLOCK_TOKENS) >= fills[:, None]
-    has_excess = np.any(text.astype(bool) & is_unused, axis=1)
-    _require(
-        np.logical_not(has_excess),
-        np.arange(len(text)),
-        "a block contains tokens after its end",
-        "block",
-    )
+    _check_tails(arrays["blocks"], arrays["text"])
     _check_slots(arrays["slots"], arrays["blocks"], arrays["allocator"])
     for level, entries in enumerate(arrays["table"]):
         newest, second = entries[0::OCCURRENCES], entries[1::OCCURRENCES]
         columns = np.arange(len(newest))
         rule = f"the second newest entry of {SIZES[level]} tokens is not older than the newest"
-        _require((second < newest) | (second == 0), columns, rule, "column")
+        _require((second <= newest), columns, rule, "column")
         for entries in (newest, second):
             _check_entries(level, entries, arrays["blocks"], arrays["text"])
 
@@ -87,6 +79,13 @@ def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
     is_linked = (predecessors[:, HEAD_NEXT] == numbers) & (previous < numbers)
     is_evicted = ~is_in_ring(blocks, previous)
     _require(is_linked | is_evicted, rows, "a block has a wrong predecessor", "block")
+
+
+def _check_tails(blocks: Int64Array, text: Int64Array) -> None:
+    is_unused = np.arange(BLOCK_TOKENS) >= blocks[:, HEAD_FILL, None]
+    num_excess_tokens = np.count_nonzero(is_unused & (text != 0), axis=1)
+    rule = "a block contains tokens after its end"
+    _require(num_excess_tokens == 0, np.arange(len(text)), rule, "block")
 
 
 def _check_slots(slots: Int64Array, blocks: Int64Array, allocator: Int64Array) -> None:

@@ -398,9 +398,10 @@ def device_store(monkeypatch: pytest.MonkeyPatch) -> tuple[NgramStore, FakeRunti
         assert pin_memory == bool(options)
         return zeros_like(tensor, **options)
 
-    monkeypatch.setattr("ngram_npu.store.store._make_memory", make_memory)
     monkeypatch.setattr(torch, "zeros_like", zeros_like_unpinned)
-    return make_store(device="fake"), runtime
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ngram_npu.store.store._make_memory", make_memory)
+        return make_store(device="fake"), runtime
 
 
 def run_step_of_tensors(store: NgramStore, requests: Requests) -> None:

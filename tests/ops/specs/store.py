@@ -1,4 +1,4 @@
-"""The OpSpecs of the device store: empty, full and damaged stores, and the last block numbers.
+"""The OpSpecs of the store: empty, full and damaged stores, and the last block numbers.
 
 The reference fills the stores, so that a fault of a kernel shows in the kernel's own call."""
 
@@ -12,20 +12,21 @@ import numpy as np
 from ops import reference
 from ops.schema import arguments_of
 
-from .inputs import HOSTILE_INDICES, HOSTILE_INT32, UNLIMITED, make_workspace, replace_each
+from .inputs import HOSTILE_INDICES, HOSTILE_INT32, UNLIMITED, replace_each
 from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 
-NO_DEVICE_STORE_ON_NPU = {"npu": "NPUs draft on the host: the operator needs atomics on a table"}
+NO_STORE_ON_NPU = {"npu": "the operator needs atomics on a table"}
 BLOCK, END_OF_BLOCK_NUMBERS, WORKSPACE_WORDS = 256, 2**23, 8
+ANY_TOKEN = 2**31 - 1
 NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
 """Words of a block's head. PREVIOUS and NEXT are numbers of blocks of the same request."""
 STORE = ("slots", "text", "blocks", "table", "allocator")
 CONTENTS = ("text", "blocks", "table")
 
-Store = dict[str, Array]
-
-
 SCOPES = [0, -1, 2**63 - 1, -(2**63), 1, 2**32, 2**32 + 1]
+"""Scopes that differ in few bits; -1 is the private one."""
+
+Store = dict[str, Array]
 
 
 def text_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int) -> Array:
@@ -40,7 +41,7 @@ def text_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int)
 
 
 def new_store(num_blocks: int, columns: int, num_slots: int) -> Store:
-    shapes = (num_slots, 3), (num_blocks, BLOCK), (num_blocks, 8), (6, columns), (2,)
+    shapes = (num_slots, 8), (num_blocks, BLOCK), (num_blocks, 8), (6, 2 * columns), (2,)
     tensors = (np.zeros(shape, np.int32) for shape in shapes)
     return copy_store(dict(zip(STORE, tensors, strict=True)))
 
@@ -78,14 +79,14 @@ def run_steps(
     while (at < lengths).any():
         sampled = np.minimum(rng.integers(0, 60, len(lengths)), lengths - at).astype(np.int32)
         at = (at + sampled).astype(np.int32)
-        reference.device_store_append_(
+        reference.store_append_(
             tokens, at, sampled, **store, **rows, max_new=300, hold_back=hold_back
         )
     return store
 
 
-APPEND = [name for name, _ in arguments_of("device_store_append_")]
-PROPOSE = [name for name, _ in arguments_of("device_store_propose_")]
+APPEND = [name for name, _ in arguments_of("store_append_")]
+PROPOSE = [name for name, _ in arguments_of("store_propose_")]
 
 
 def append_call(
@@ -113,7 +114,9 @@ def propose_call(
         "draft_token_ids": in_buffer(np.full((batch, k), 77), before=2, gap=3),
         "num_draft_tokens": in_buffer([k // 2] * batch, gap=1),
         "match_len": in_buffer(np.broadcast_to(own_match, batch), gap=1),
+        "agreement": in_buffer([77] * batch, gap=1),
         "max_len": UNLIMITED,
+        "vocab_size": ANY_TOKEN,
         "fill": False,
     }
     values = {**call, **drafts, **more}
@@ -170,7 +173,7 @@ def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
     store = run_steps(rng, new_store(11, 64, 6), tokens, lengths - 9, **of_rows)
     call = append_call(store, tokens, lengths, [3, 1, 2], **ordinary)
     yield _sample("ordinary", call)
-    workspace = {"workspace": make_workspace(3 * WORKSPACE_WORDS)}
+    workspace = {"workspace": np.zeros(3 * WORKSPACE_WORDS, np.int32)}
     yield _sample("held back", call | workspace | {"hold_back": True})
     yield from _size_samples(rng)
     yield from _identity_samples(rng)
@@ -186,7 +189,7 @@ def _size_samples(rng: np.random.Generator) -> Iterator[Sample]:
         sampled = rng.integers(-1, 9, batch).astype(np.int32)
         lengths[:1], sampled[:1] = 38, 5
         store = new_store(256, 512, batch + 1)
-        reference.device_store_append_(
+        reference.store_append_(
             tokens, np.minimum(lengths, 30), sampled, **store, max_new=40, hold_back=False
         )
         yield _sample(f"batch-{batch}", append_call(store, tokens, lengths, sampled))
@@ -197,7 +200,7 @@ def _size_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for first in (0, 1, 100, 255, 256, 257):
         store = new_store(200, 1024, len(edges))
         begun = [first + 8] * len(edges)
-        reference.device_store_append_(
+        reference.store_append_(
             tokens, np.array(begun, np.int32), np.array(begun, np.int32), **store, max_new=999,
             hold_back=False,
         )  # fmt: skip
@@ -217,24 +220,31 @@ def _identity_samples(rng: np.random.Generator) -> Iterator[Sample]:
     tokens = in_buffer(text_rows(rng, 4, 700, 25), gap=1)
     lengths = np.array([300, 270, 40, 17], np.int32)
     scopes = in_buffer([0, 0, 5, 5])
-    store = run_steps(rng, new_store(11, 256, 5), tokens, lengths, scopes=scopes)
-    grown = lengths + 4
+    stores = [
+        run_steps(rng, new_store(11, 256, 5), tokens, lengths, scopes=scopes, hold_back=hold_back)
+        for hold_back in (False, True)
+    ]
+    store, grown = stores[0], lengths + 4
     for label, change in (
         ("as-they-were", {}),
-        ("others-slots", {"slot_indices": in_buffer([1, 0, 3, 2])}),
+        ("grown-elsewhere", {"num_sampled": in_buffer([3, 1, 5, 2])}),
+        ("swapped-rows", {"slot_indices": in_buffer([1, 0, 3, 2])}),
+        ("moved-rows", {"slot_indices": in_buffer([4, 2, 1, 0])}),
         ("other-scopes", {"scopes": in_buffer([0, 5, 0, 2**32 + 5], dtype=np.int64)}),
+        ("private", {"scopes": in_buffer([0, -1, 5, -1])}),
         ("nothing-sampled", {"num_sampled": in_buffer([0, 0, -1, 1])}),
         ("shorter", {"num_tokens": in_buffer([200, 265, 36, 12])}),
         ("equal", {"num_tokens": in_buffer(lengths)}),
         ("longer", {"num_tokens": in_buffer([600, 571, 570, 318])}),
         ("no-tokens", {"num_tokens": in_buffer([0, 701, -1, 700])}),
-        ("no-slots", {"slots": in_buffer(np.zeros((0, 3)))}),
-        ("one-slot", {"slots": in_buffer(np.zeros((1, 3)))}),
+        ("no-slots", {"slots": in_buffer(np.zeros((0, 8)))}),
+        ("one-slot", {"slots": in_buffer(np.zeros((1, 8)))}),
     ):
-        for hold_back in (False, True):
+        for before, hold_back in product(stores, (False, True)):
             more = {"scopes": scopes, "hold_back": hold_back, **change}
-            call = append_call(store, tokens, grown, [2, 1, 4, 4]) | more
+            call = append_call(before, tokens, grown, [4, 4, 4, 4]) | more
             yield _sample(f"{label}-{hold_back}", call)
+    yield from _returned_samples(rng)
     for label, change in (
         ("one-slot-twice", {"slot_indices": in_buffer([1, 0, 1, 1], dtype=np.int64)}),
         ("one-row-twice", {"row_indices": in_buffer([1, 1, 1, 0])}),
@@ -260,6 +270,24 @@ def _identity_samples(rng: np.random.Generator) -> Iterator[Sample]:
             )
 
 
+def _returned_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Rows that were in other slots for some steps, and returned."""
+    tokens = in_buffer(text_rows(rng, 3, 200, 25), gap=1)
+    for hold_back, num_away in product((False, True), (0, 1, 2, 5)):
+        store = new_store(11, 256, 6)
+        lengths = np.array([50, 40, 30], np.int32)
+        sampled = np.array([2, 1, 3], np.int32)
+        for step in range(3 + num_away):
+            slots = in_buffer([0, 1, 2] if step < 3 else [3, 0, 5])
+            reference.store_append_(
+                tokens, lengths, sampled, **store, slot_indices=slots, max_new=300,
+                hold_back=hold_back,
+            )  # fmt: skip
+            lengths = lengths + sampled
+        call = append_call(store, tokens, lengths, sampled, hold_back=hold_back)
+        yield _sample(f"returned-{num_away}", call | {"slot_indices": in_buffer([0, 1, 2])})
+
+
 def _replacement_samples(rng: np.random.Generator) -> Iterator[Sample]:
     """Calls that replace blocks. Some need more blocks than a call may replace. Some replace blocks
     of requests of the same call. In some, no block numbers are left."""
@@ -273,7 +301,7 @@ def _replacement_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield _sample(
                 f"full-{label}", append_call(store, tokens, lengths, np.maximum(grown, 1), **more)
             )
-            fresh = {"slots": in_buffer(np.zeros((4, 3)))}
+            fresh = {"slots": in_buffer(np.zeros((4, 8)))}
             yield _sample(
                 f"fresh-{label}", append_call(store, tokens, lengths, np.maximum(grown, 1)) | fresh
             )
@@ -306,10 +334,10 @@ def _hostile_append_samples(rng: np.random.Generator, call: dict[str, Any]) -> I
     store = {name: call[name] for name in STORE}
     for contents in damaged(rng, store):
         yield _sample("damaged", call | copy_store(contents))
-    for column, word in product(range(3), (*HOSTILE_INT32, 4, 5, 40)):
+    for column, word, hold_back in product(range(8), (*HOSTILE_INT32, 4, 5, 40), (False, True)):
         slots = in_buffer(store["slots"], gap=1)
         slots[1, column] = word
-        yield _sample("hostile-slot", call | {"slots": slots})
+        yield _sample("hostile-slot", call | {"slots": slots, "hold_back": hold_back})
     tokens = in_buffer(rng.choice(HOSTILE_INT32, call["token_ids"].shape), before=1, gap=2)
     for _ in range(3):
         yield _sample("hostile-tokens", call | {"token_ids": tokens})
@@ -326,17 +354,18 @@ def _make_append_calls_for_one_graph() -> Iterator[Args]:
 
 
 SPEC = OpSpec(
-    name="device_store_append_",
-    no_kernel=NO_DEVICE_STORE_ON_NPU,
-    reference=reference.device_store_append_,
+    name="store_append_",
+    no_kernel=NO_STORE_ON_NPU,
+    reference=reference.store_append_,
     make_samples=_append_samples,
     bad_calls=(
         BadCall({"table": np.zeros((6, 12), np.int32)}, "power of two, got 12"),
         BadCall({"table": np.zeros((6, 0), np.int32)}, "power of two, got 0"),
+        BadCall({"table": np.zeros((6, 1), np.int32)}, "at least 2 .* got 1"),
         BadCall({"table": np.zeros((5, 64), np.int32)}, r"\[6, 64\], got .*\[5, 64\]"),
         BadCall({"text": np.zeros((11, 255), np.int32)}, r"\[11, 256\], got .*\[11, 255\]"),
         BadCall({"blocks": np.zeros((11, 6), np.int32)}, r"\[11, 8\], got .*\[11, 6\]"),
-        BadCall({"slots": np.zeros((6, 4), np.int32)}, r"\[6, 3\], got .*\[6, 4\]"),
+        BadCall({"slots": np.zeros((6, 3), np.int32)}, r"\[6, 8\], got .*\[6, 3\]"),
         BadCall({"text": lambda a: a[:1], "blocks": lambda a: a[:1]}, "2 to 1048576, got 1"),
         BadCall(
             {"row_indices": None, "num_tokens": lambda a: a[:2], "token_ids": lambda a: a[:2]},
@@ -361,6 +390,7 @@ def _propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
         "draft_token_ids": in_buffer(np.full((3, 4), 77), before=1, gap=2),
         "num_draft_tokens": in_buffer([1, 2, 3]),
         "match_len": in_buffer([1, 5, 0], gap=1),
+        "agreement": in_buffer([9, 8, 7], gap=2),
     }
     yield _sample("ordinary", call | ordinary)
     for batch in (0, 1, 2, 3, 65):
@@ -370,9 +400,11 @@ def _propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
         lengths = rng.integers(40, 92, batch)
         yield _sample(f"batch-{batch}", propose_call(filled, rows, lengths, 3, own))
     yield from _match_samples(rng)
+    yield from make_occurrence_samples(rng)
+    yield from _vocabulary_samples(rng)
     yield from _chain_samples(rng)
     for label, small, rows in small_stores(rng):
-        for scopes in ((0, 0, 1, 1), (1, 1, 0, 0), (2, 3, 2**32, -1)):
+        for scopes in ((0, 0, 1, 1), (1, 1, 0, 0), (2, 3, 2**32, -1), (-1, -1, -1, -1)):
             for _ in range(3):
                 lengths = rng.integers(1, 1501, 4)
                 more = {"scopes": in_buffer(scopes, dtype=np.int64)}
@@ -402,18 +434,92 @@ def _match_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield _sample(f"limit-{k}-{max_len}", call)
 
 
+def add_text(store: Store, slot: int, text: Array, scope: int = 0) -> None:
+    """Adds a text in a call of its own, so that older texts are second newest afterwards."""
+    length = np.array([len(text)], np.int32)
+    store["slots"][slot] = 0
+    reference.store_append_(
+        text[None], length, length, **store, slot_indices=np.array([slot]),
+        scopes=np.array([scope]), max_new=2**20, hold_back=False,
+    )  # fmt: skip
+
+
+OCCURRENCES = ("single", "equal", "equal-for-3", "ends", "different", "no-next", "evicted")
+
+
+def make_occurrence_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """A row whose last n tokens occur once or twice in the store, followed by the same text or by
+    different text, with own matches of all lengths around n."""
+    for kind, n, columns in product(OCCURRENCES, (1, 2, 3, 4, 5, 8, 9, 16, 17), (2, 2048)):
+        store = new_store(8, columns, 1)
+        common, after = rng.integers(100, 200, n), np.arange(300, 308)
+        older = after.copy()
+        if kind == "equal-for-3":
+            older[3] = 777
+        if kind == "different":
+            older[0] = 777
+        older = older[: {"ends": 2, "no-next": 0}.get(kind, 8)]
+        if kind == "evicted":  # three full blocks after its own one leave five of the ring
+            add_text(store, 0, np.concatenate([[1], common, older]))
+            for first in (2000, 4000):
+                add_text(store, 0, np.arange(first, first + 4 * BLOCK))
+        elif kind != "single":
+            add_text(store, 0, np.concatenate([[1], common, older]))
+        add_text(store, 0, np.concatenate([[2], common, after]))
+        rows = in_buffer(np.tile(np.concatenate([np.arange(500, 540), common]), (9, 1)))
+        own = [0, -1, 1, 2, 3, n - 1, n, n + 1, 16]
+        for k, fill in ((5, False), (40, True)):
+            call = propose_call(store, rows, [rows.shape[1]] * 9, k, own, fill=fill)
+            yield _sample(f"occurrences-{kind}-{n}-{columns}", call)
+    # The second newest entry refers to a text of another scope.
+    for scope, other in product((0, 7), (7, 2**32)):
+        store = new_store(8, 2048, 1)
+        text = np.concatenate([[1], rng.integers(100, 200, 16), np.arange(300, 308)])
+        add_text(store, 0, text, other)
+        position = int(store["allocator"][0] - 1) * BLOCK + 17
+        add_text(store, 0, text, scope)
+        is_newest = store["table"][:, 0::2] == int(store["allocator"][0] - 1) * BLOCK + 17
+        store["table"][:, 1::2][is_newest] = position
+        more = {"scopes": in_buffer([scope, other, 3], dtype=np.int64)}
+        rows = in_buffer(np.tile(text[:17], (3, 1)))
+        yield _sample("second-of-other-scope", propose_call(store, rows, [17] * 3, 5, **more))
+
+
+def _vocabulary_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Invalid ids at all positions of drafts, of the texts after the second occurrences, and at the
+    rows' ends."""
+    after = np.arange(300, 308)
+    for at, other, newest in product((0, 1, 4, 7), (0, 2, 8), (5, 2000, -3)):
+        store = new_store(8, 2048, 1)
+        common = np.append(rng.integers(100, 200, 7), newest)
+        texts = np.stack([np.concatenate([[1], common, after])] * 2)
+        texts[1, 9 + at] = rng.choice([1000, -1, 2**31 - 1])
+        if other < 8:
+            texts[0, 9 + other] = -5
+        for text in texts:
+            add_text(store, 0, text)
+        rows = in_buffer(np.tile(common, (4, 1)))
+        for vocab_size, fill, dtype in product(
+            (-(2**63), 0, 1, 300, 304, 1000, 1001, ANY_TOKEN, 2**31, UNLIMITED),
+            (False, True),
+            (np.int32, np.int64),
+        ):
+            more = {"fill": fill, "vocab_size": vocab_size}
+            drafts = {"draft_token_ids": in_buffer(np.full((4, 10), 7), gap=1, dtype=dtype)}
+            call = propose_call(store, rows, [8] * 4, 10, [0, 1, 2, 8], **more) | drafts
+            yield _sample(f"vocabulary-{at}-{other}-{newest}-{vocab_size}", call)
+
+
 def _chain_samples(rng: np.random.Generator) -> Iterator[Sample]:
     """Matches and drafts at the edges of blocks, and with changed words in the blocks' heads."""
     tokens = in_buffer(np.tile(np.arange(800), (20, 1)))
     store = new_store(4, 4096, 1)
     whole = np.array([760], np.int32)
-    reference.device_store_append_(
+    reference.store_append_(
         tokens[:1], np.array([256], np.int32), np.array([256], np.int32), **store, max_new=999,
         hold_back=False,
     )  # fmt: skip
-    reference.device_store_append_(
-        tokens[:1], whole, whole - 256, **store, max_new=999, hold_back=False
-    )
+    reference.store_append_(tokens[:1], whole, whole - 256, **store, max_new=999, hold_back=False)
     ends = [1, 2, 16, 17, 192, 193, *range(239, 242), *range(255, 259), 260, 264]
     ends += [271, 272, 273, 759, 760]
     for k in (1, 15, 16, 17, 64):
@@ -430,7 +536,7 @@ def _chain_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _hostile_propose_samples(rng: np.random.Generator, call: dict[str, Any]) -> Iterator[Sample]:
-    for name in ("num_tokens", "num_sampled", "num_draft_tokens", "match_len"):
+    for name in ("num_tokens", "num_sampled", "num_draft_tokens", "match_len", "agreement"):
         for bad in replace_each(call[name].tolist(), HOSTILE_INT32):
             yield _sample(f"hostile-{name}", call | {name: in_buffer(bad)})
     for name, (dtype, values) in product(("row_indices", "scopes"), HOSTILE_INDICES):
@@ -449,18 +555,20 @@ def _make_propose_calls_for_one_graph() -> Iterator[Args]:
         store = run_steps(rng, new_store(num_blocks, columns, rows), tokens, np.full(rows, 25))
         call = propose_call(store, tokens, [21] * batch, k)
         call |= {"num_tokens": in_buffer([21] * rows), "max_len": 100 + batch}
+        call |= {"vocab_size": 5 + batch}
         yield contiguous(
             (call | {"row_indices": np.arange(batch), "scopes": np.zeros(batch, np.int64)}).values()
         )
 
 
 PROPOSE_SPEC = OpSpec(
-    name="device_store_propose_",
-    no_kernel=NO_DEVICE_STORE_ON_NPU,
-    reference=reference.device_store_propose_,
+    name="store_propose_",
+    no_kernel=NO_STORE_ON_NPU,
+    reference=reference.store_propose_,
     make_samples=_propose_samples,
     bad_calls=(
         BadCall({"table": np.zeros((6, 12), np.int32)}, "power of two, got 12"),
+        BadCall({"agreement": np.zeros(2, np.int32)}, "size 3, got size 2"),
         BadCall({"table": np.zeros((7, 64), np.int32)}, r"\[6, 64\], got .*\[7, 64\]"),
         BadCall({"text": np.zeros((11, 257), np.int32)}, r"\[11, 256\], got .*\[11, 257\]"),
         BadCall({"blocks": np.zeros((10, 8), np.int32)}, r"\[11, 8\], got .*\[10, 8\]"),
