@@ -170,7 +170,7 @@ def _read_csv(file: Any, start: bytes, name: str) -> Iterator[Value]:
         for row in reader:
             where = f"{name}:{line}"
             if len(row) == len(columns):
-                yield where, {key: value for key, value in zip(columns, row, strict=True) if value}
+                yield where, {k: value or None for k, value in zip(columns, row, strict=True)}
             elif row:
                 reason = f"the row has {len(row)} values for {len(columns)} columns"
                 yield where, InputError(f"{where}: {reason}")
