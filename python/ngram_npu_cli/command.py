@@ -118,7 +118,7 @@ _SWITCH = {"action": "store_true"}
 _FILE = {"type": Path, "metavar": "FILE"}
 _TEMPLATES = {"choices": ("auto", "default", "none"), "default": "auto"}
 _MODES = {"choices": ("padded", "trimmed"), "default": "padded"}
-_SHELLS = {"choices": ("bash", "zsh", "tcsh"), "action": _PrintCompletion}
+_SHELLS: dict[str, Any] = {"choices": ("bash", "zsh", "tcsh"), "action": _PrintCompletion}
 
 Option = tuple[str, dict[str, Any], str]
 """The flags of an option, the other arguments of `add_argument`, and its help text."""
@@ -141,8 +141,8 @@ _STORE_TOKENS: Option = (
     "--store-tokens", _COUNT | {"default": 1 << 20}, "capacity of the store (default: 1048576)",
 )  # fmt: skip
 _DRAFTS: Option = (
-    "--drafts", _MODES, "padded: K tokens are verified in every step (vLLM's V2 runner, ngram_gpu); "
-    "trimmed: only those that were drafted (V1's ngram, the custom class, transformers)",
+    "--drafts", _MODES, "padded: K tokens are verified in every step (vLLM's V2 runner, ngram_gpu)"
+    "; trimmed: only those that were drafted (V1's ngram, the custom class, transformers)",
 )  # fmt: skip
 _REPLAY: tuple[Option, ...] = (
     *_INPUT,
