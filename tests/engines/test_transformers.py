@@ -530,7 +530,7 @@ def test_model_that_quantizes_activations_is_rejected() -> None:
     model = models.make_causal_model("LlamaForCausalLM", {}).float()
     quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
     with (
-        pytest.raises(TypeError, match="drafting: model: .*: it quantizes activations per call"),
+        pytest.raises(TypeError, match=r"drafting: model: .*: it quantizes activations per call"),
         drafting(quantized),
     ):
         pass
