@@ -153,7 +153,7 @@ _REPLAY: tuple[Option, ...] = (
     _STORE_TOKENS,
     _DRAFTS,
     ("--min-draft-probability", {"type": float, "metavar": "P"}, "trimmed: end a draft where the "
-     "probability that all of it is accepted falls below P (default with --lookup auto: 0.177)"),
+     "probability that all of it is accepted falls below P (default with --lookup auto: 0.12)"),
     ("--compare", {"metavar": "SETTING"}, "replay a second setting, such as 'lookup=ngram k=3 "
      "store'; what is not named is that of the first"),
 )  # fmt: skip

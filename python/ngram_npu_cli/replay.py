@@ -25,7 +25,7 @@ Int64Array = npt.NDArray[np.int64]
 
 BATCH_SIZE = 32
 """Number of conversations that are replayed together, as by a server."""
-DEFAULT_MIN_PROBABILITY = 0.177
+DEFAULT_MIN_PROBABILITY = 0.12
 """The default of the plugin: best if verifying one more token takes 5 % of a step."""
 
 

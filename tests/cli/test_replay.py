@@ -151,7 +151,7 @@ def test_wrong_setting_is_an_error(setting: Setting, message: str) -> None:
 
 
 def test_trimmed_drafts_end_as_in_the_plugin() -> None:
-    assert Setting(drafts="trimmed").make_config().min_draft_probability == 0.177
+    assert Setting(drafts="trimmed").make_config().min_draft_probability == 0.12
     assert Setting("1-16", drafts="trimmed").make_config().min_draft_probability is None
     config = Setting("1-16", drafts="trimmed", min_draft_probability=0.5).make_config()
     assert (config.min_n, config.max_n, config.min_draft_probability) == (1, 16, 0.5)
