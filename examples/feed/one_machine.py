@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
-from ngram_npu import NgramConfig, NgramProposer, NgramStore
+from ngram_npu import NgramConfig, NgramProposer, NgramStore, Scope
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
@@ -101,17 +101,10 @@ def receive_texts(pipe: Connection, texts: list[FedText]) -> FeedCounters:
 
 def replay(requests: Sequence[TokenRequest], texts: Sequence[FedText]) -> float:
     """Returns the tokens per step of requests of B, whose store begins with these texts."""
-    store = NgramStore(num_slots=1, token_capacity=STORE_TOKENS)
+    store = NgramStore(STORE_TOKENS)
     for text in texts:
-        store.warm([text.tokens], scope=text.scope)
-    config = NgramConfig(
-        sizes="ladder",
-        k=K,
-        min_draft_probability=0.177,
-        store="live",
-        store_tokens=STORE_TOKENS,
-    )
-    proposer = NgramProposer(config, "index", store=store)
+        store.warm([text.tokens], scope=Scope(text.scope))
+    proposer = NgramProposer(NgramConfig(k=K, min_draft_probability=0.12), store=store)
     figures = simulate("B", requests, proposer, k=K, batch_size=1)
     return figures.num_tokens / figures.num_steps
 

@@ -197,18 +197,19 @@ py::tuple describe_shape(const api::Shape& shape) {
 // The shapes of an operator's arguments by name, and of its results with the argument whose dtype they have. A scalar
 // that determines a letter has that letter as its shape.
 py::tuple describe_shapes(const std::string& op) {
-  py::dict arguments;
-  py::list results;
   for (const api::Operator& other : api::operators()) {
     if (op != other.name) continue;
+    py::dict arguments;
     for (const OperatorArgument& argument : other.arguments) {
       arguments[argument.name.c_str()] = describe_shape(argument.entry->shape);
     }
+    py::list results;
     for (const api::Result& result : other.results) {
       results.append(py::make_tuple(describe_shape(result.shape), result.like));
     }
+    return py::make_tuple(arguments, results);
   }
-  return py::make_tuple(arguments, results);
+  api::Arguments("describe_shapes").fail("op", "an operator", "'" + op + "'");
 }
 
 }  // namespace

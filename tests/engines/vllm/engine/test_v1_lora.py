@@ -12,7 +12,7 @@ import torch
 from engines import Engine, K, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.patching import logger
-from ngram_npu.engines.vllm.sharing import scope_of_request
+from ngram_npu.engines.vllm.scopes import find_scope
 from safetensors.torch import save_file
 from v1_runs import METHODS
 from vllm.lora.request import LoRARequest
@@ -62,8 +62,8 @@ def test_stored_text_of_adapters_is_separate(model: Path, adapters: list[LoRAReq
     assert expected[0] != expected[1], "expected different texts of the adapters"
     with start_engine(model, METHODS["store_padded"], **LORA_OPTIONS) as engine:
         assert _generate(engine, prompts, adapters) == expected
-        store = engine.drafter.shared_store.contents
-    scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
+        store = engine.store
+    scopes = [find_scope(adapter, None, None, is_exchanged=False) for adapter in adapters]
     assert set(store.scopes) == set(scopes)
     outputs = dict(zip(scopes, expected, strict=True))
     for scope, stored in store.texts():
