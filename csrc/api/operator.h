@@ -16,6 +16,8 @@ namespace ngram_npu::api {
 // Tensors that have a letter in common agree in this size. The first argument of the schema that has the letter
 // determines it.
 enum Letter : int8_t { B, C, D, E, G, k, L, M, N, P, Q, R, S, T, W, kNumLetters, kNoLetter = -1 };
+constexpr char kLetterNames[] = "BCDEGkLMNPQRSTW";
+static_assert(sizeof kLetterNames == kNumLetters + 1);
 
 // A size in a shape: a constant, a letter, or one of
 //   B + 1        one more than the batch

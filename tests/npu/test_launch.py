@@ -20,7 +20,7 @@ from ops.specs import OPSPECS
 from npu.npu_process import BINARY, LAUNCH, LIBRARIES, NEXT_TORCH_NPU, ROOT, STUBS, Npu, make_npu
 from tools.npu.__main__ import SIZES
 
-pytestmark = pytest.mark.slow  # needs `make launch`
+pytestmark = pytest.mark.slow  # needs `make test-slow`
 
 PLANS_HEADER = (ROOT / "csrc/ascendc/plans.h").read_text()
 KERNEL_OPS = set(re.findall(r"\bX\((\w+), \w+Params\)", PLANS_HEADER))

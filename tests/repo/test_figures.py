@@ -57,5 +57,5 @@ def test_wrong_figure_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"x": [{"us": 1234.56, "ok": True}, 0.98765]}))
     table = "<!-- figures: a.json -->\n| 5 | a |\n|---|---|\n| 7 | 1,235 us, 0.99x, `k=3` |\n"
     assert find_unknown_figures(table, tmp_path) == []
-    wrong = table.replace("0.99", "0.98").replace("`k=3`", "1")
-    assert find_unknown_figures(wrong, tmp_path) == ["0.98", "1"]
+    wrong = table.replace("0.99", "0.98").replace("`k=3`", "3")
+    assert find_unknown_figures(wrong, tmp_path) == ["0.98", "3"]

@@ -37,16 +37,19 @@ struct Function {
 
 class NumpyFrontEnd final : public api::FrontEnd {
  public:
-  explicit NumpyFrontEnd(const Function& function) : function_(function) {}
+  explicit NumpyFrontEnd(const Function& function) : function_(function) {
+    if (!function.op->results.empty()) result_ = py::tuple(function.op->results.size());
+  }
 
   void* allocate_result(size_t index, api::DType dtype, const int64_t* sizes, int32_t rank) override {
-    const std::array<py::ssize_t, 2> shape{sizes[0], rank == 2 ? sizes[1] : 0};
     const auto make = [&](auto item) -> py::array {
       using Array = py::array_t<decltype(item)>;
-      return rank == 2 ? Array({shape[0], shape[1]}) : Array(shape[0]);
+      return rank == 2 ? Array({sizes[0], sizes[1]}) : Array(sizes[0]);
     };
-    results_[index] = dtype == api::DType::kInt64 ? make(int64_t{}) : make(int32_t{});
-    return static_cast<py::array&>(results_[index]).mutable_data();
+    py::array array = dtype == api::DType::kInt64 ? make(int64_t{}) : make(int32_t{});
+    void* const data = array.mutable_data();
+    PyTuple_SET_ITEM(result_.ptr(), static_cast<Py_ssize_t>(index), array.release().ptr());
+    return data;
   }
 
   void* prepare_workspace(const api::Arguments&, const void*, const api::TensorView*) override { return nullptr; }
@@ -65,16 +68,12 @@ class NumpyFrontEnd final : public api::FrontEnd {
     }
   }
 
-  py::object result() const {
-    if (function_.op->results.empty()) return py::none();
-    py::tuple tuple(function_.op->results.size());
-    for (size_t i = 0; i < tuple.size(); ++i) tuple[i] = results_[i];
-    return tuple;
-  }
+  // A tuple of arrays, or None.
+  PyObject* release_result() { return result_.release().ptr(); }
 
  private:
   const Function& function_;
-  std::array<py::object, 5> results_;
+  py::object result_ = py::none();
 };
 
 [[noreturn]] void fail(const Function& function, const std::string& reason) {
@@ -141,7 +140,7 @@ int64_t convert_scalar(const Function& function, const OperatorArgument& argumen
   return is_int ? py::detail::cast_op<int64_t>(integer) : py::detail::cast_op<bool>(boolean);
 }
 
-py::object call_function(const Function& function, const BoundArguments& bound) {
+PyObject* call_function(const Function& function, const BoundArguments& bound) {
   const auto& arguments = function.op->arguments;
   const api::Arguments call(function.op->name);
   std::array<api::Value, api::kMaxArguments> values;
@@ -159,15 +158,13 @@ py::object call_function(const Function& function, const BoundArguments& bound) 
   }
   NumpyFrontEnd front_end(function);
   function.op->call(*function.op, values.data(), front_end);
-  return front_end.result();
+  return front_end.release_result();
 }
 
 PyObject* call_from_python(PyObject* self, PyObject* const* values, Py_ssize_t num_positional, PyObject* names) {
   const auto& function = *static_cast<const Function*>(PyCapsule_GetPointer(self, nullptr));
   try {
-    return call_function(function, bind_arguments(function, values, static_cast<size_t>(num_positional), names))
-        .release()
-        .ptr();
+    return call_function(function, bind_arguments(function, values, static_cast<size_t>(num_positional), names));
   } catch (py::error_already_set& error) {
     error.restore();
   } catch (const py::builtin_exception& error) {
@@ -180,6 +177,38 @@ PyObject* call_from_python(PyObject* self, PyObject* const* values, Py_ssize_t n
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
   return nullptr;
+}
+
+// The sizes of a tensor as tuples (letter, number to add, letter of the rows that an absent tensor selects): 4 is
+// ("", 4, ""), B + 1 is ("B", 1, ""), one_of(R) is ("B", 0, "R").
+py::tuple describe_shape(const api::Shape& shape) {
+  const auto name_of = [](api::Letter letter) {
+    return letter == api::kNoLetter ? std::string() : std::string(1, api::kLetterNames[letter]);
+  };
+  py::tuple sizes(static_cast<size_t>(shape.rank));
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const api::Dim& dim = shape.dims[d];
+    const int64_t number = dim.letter == api::kNoLetter ? dim.constant : dim.offset;
+    sizes[d] = py::make_tuple(name_of(dim.letter), number, name_of(dim.rows));
+  }
+  return sizes;
+}
+
+// The shapes of an operator's arguments by name, and of its results with the argument whose dtype they have. A scalar
+// that determines a letter has that letter as its shape.
+py::tuple describe_shapes(const std::string& op) {
+  py::dict arguments;
+  py::list results;
+  for (const api::Operator& other : api::operators()) {
+    if (op != other.name) continue;
+    for (const OperatorArgument& argument : other.arguments) {
+      arguments[argument.name.c_str()] = describe_shape(argument.entry->shape);
+    }
+    for (const api::Result& result : other.results) {
+      results.append(py::make_tuple(describe_shape(result.shape), result.like));
+    }
+  }
+  return py::make_tuple(arguments, results);
 }
 
 }  // namespace
@@ -202,6 +231,7 @@ void define_operators(py::module_& m) {
     if (object == nullptr) throw py::error_already_set();
     m.attr(op.name) = py::reinterpret_steal<py::object>(object);
   }
+  m.def("describe_shapes", describe_shapes, py::arg("op"));
 }
 
 }  // namespace ngram_npu::numpy

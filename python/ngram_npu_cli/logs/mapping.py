@@ -54,12 +54,6 @@ PRESETS: dict[str, tuple[str, str]] = {
         "conversation=sessionId, id=uuid, parent=parentUuid",
     ),
     "claude-code-notes": ("type sessionId|leafUuid|messageId -message -messages", "keep=`null`"),
-    "codex": (
-        "timestamp type payload",
-        "keep=contains(['response_item', 'compacted'], type) || payload.base_instructions.text, "
-        "content=type == 'session_meta' && {role: 'system', content: "
-        "payload.base_instructions.text} || payload, conversation=`1`",
-    ),
     "swe-agent": ("trajectory history info", "messages=history"),
     "openhands": (
         "messages response kwargs",
@@ -128,7 +122,7 @@ def _find_usual_fields(record: Record) -> Mapping[str, Any]:
     key, answer = get_only(record, _ANSWER_KEYS, "answer")  # an answer may be empty JSON
     if key:
         fields["answer"] = record if key == "choices" else answer
-    if "custom_id" in record:
+    if "custom_id" in record:  # a part of a batch, or both parts
         fields["custom_id"] = record["custom_id"]
     if not {"messages", "answer"} & fields.keys():
         raise RecordError(describe_unknown(record))

@@ -1,4 +1,4 @@
-"""Converts messages of OpenAI, Anthropic, Gemini, OpenTelemetry and ShareGPT to one form.
+"""Converts messages of OpenAI, Anthropic, OpenTelemetry and ShareGPT to one form.
 
 An answer contains only what the model generated. A part that is not known is refused, because a
 prompt or answer without it would be wrong. Images and sound are left out.
@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ngram_npu.errors import RecordError
 
-from ngram_npu_cli.logs.values import (
-    Message,
-    Record,
-    Turn,
-    check_text,
-    describe_type,
-    get_only,
-    is_empty,
-    list_keys,
-)
+from ngram_npu_cli.logs.values import Message, Record, Turn, check_text, get_only, list_keys
 
 _ROLE_NAMES = {
     "user": "human",
-    "assistant": "ai gpt model bot chatbot function_call",
+    "assistant": "gpt ai function_call",
     "system": "",
     "developer": "",
     "tool": "function observation",
@@ -36,118 +27,99 @@ _CONTENT_KEYS = ("content", "value", "parts")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 _REASONING_PARTS = {"thinking", "reasoning", "reasoning_text"}
-_CALL_PARTS = {
-    *("tool_use", "server_tool_use", "mcp_tool_use", "function_call", "custom_tool_call"),
-    *("tool_call", "mcp_call"),
-}
+_CALL_PARTS = re.compile(r"(server_|mcp_)?tool_use|(custom_)?tool_call|function_call|mcp_call")
 _RESULT_PARTS = re.compile(r"\w*tool_result|\w+_call_(output|response)")
 _HIDDEN_PARTS = {"redacted_thinking", "summary_text"}
 """Parts that stand for reasoning whose text is not in the log."""
-_MEDIA_PARTS = {
-    *("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video"),
-    *("video_url", "inlineData", "inline_data"),
-}
-_GEMINI_PARTS = {"functionCall": "tool_call", "functionResponse": "tool_result"}
+_MEDIA_PARTS = re.compile(r"(input_)?(image|audio|video)(_url)?")
 _OTHER_OBJECTS = {
-    *("annotations", "metadata", "usage", "logprobs", "reasoning_details", "extra", "childrenIds"),
-    *("provider_specific_fields", "safetyRatings", "cache_control", "routed_experts"),
+    *(
+        "annotations",
+        "metadata",
+        "usage",
+        "logprobs",
+        "reasoning_details",
+        "extra",
+        "cache_control",
+    ),
+    *("provider_specific_fields", "routed_experts"),
 }
 """Keys of messages whose objects and lists are not text for the model."""
-_RENDERED = re.compile(r'<details type="(reasoning|tool_calls|code_interpreter)"')
+_RENDERED = '<details type="'
 
 
 class _Builder:
     """Collects the parts of one recorded message. The results of tools in it become messages."""
 
     def __init__(self, role: str) -> None:
-        self.role = role
-        self.messages: list[Message] = []
-        self._start()
-
-    def _start(self) -> None:
+        self._role = role
+        self._messages: list[Message] = []
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[Any] = []
 
     def finish(self, **other: Any) -> list[Message]:
-        """Ends a message, and returns all messages. A message without text and calls is left out,
-        except one of the user or of a tool."""
+        """Ends a message, and returns all. A message without text and calls is left out."""
         # Blocks of an answer follow each other as they were generated.
-        content = ("" if self.role == "assistant" else "\n").join(self._texts)
-        message = {"role": self.role, "content": content, **other}
+        content = ("" if self._role == "assistant" else "\n").join(self._texts)
+        message = {"role": self._role, "content": content, **other}
         if any(self._reasoning):
             message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
             message["tool_calls"] = self._calls
-        if self.role == "assistant" and _RENDERED.search(content):
+        if self._role == "assistant" and _RENDERED in content:
             raise RecordError("an answer contains HTML of a user interface, which no model wrote")
         if len(message) > 2 or self._texts:
-            self.messages.append(message)
-        self._start()
-        return self.messages
+            self._messages.append(message)
+        self._texts, self._reasoning, self._calls = [], [], []
+        return self._messages
 
     def add_content(self, content: Any) -> None:
+        """Adds a text, or a list of parts."""
         if isinstance(content, str):
             self._texts.append(content)
         elif isinstance(content, list):
             for part in content:
                 self.add_part(part)
         elif content is not None:
-            raise RecordError(f"the content must be a text or a list, got {describe_type(content)}")
+            raise RecordError(f"a content must be a text or a list, got {type(content).__name__}")
 
     def add_part(self, part: Any) -> None:
         """Adds a part of a message, or an item of the Responses API."""
         if isinstance(part, str):
             self._texts.append(part)
             return
-        if not isinstance(part, dict):
-            raise RecordError(f"a part of the content is {describe_type(part)}")
-        kind = part.get("type")
-        for key, gemini_kind in _GEMINI_PARTS.items():
-            if kind is None and isinstance(part.get(key), dict):
-                part, kind = part[key], gemini_kind
-        if kind is None and _MEDIA_PARTS & part.keys():
-            return
-        if kind is None and "text" in part:
-            kind = "thinking" if part.get("thought") else "text"
+        kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
-            raise RecordError(f"a part of the content has no type, but the keys {list_keys(part)}")
+            raise RecordError("a part of a content has no type")
         if kind in _TEXT_PARTS:
             _, text = get_only(part, ("text", "content", "refusal"), "text of a part")
             self._texts.append(check_text("" if text is None else text, f'a part "{kind}"'))
         elif kind in _REASONING_PARTS:
-            self._add_reasoning(get_only(part, ("thinking", "content", "text"), "reasoning")[1])
-        elif kind in _CALL_PARTS:
+            self.add_reasoning(get_only(part, ("thinking", "content", "text"), "reasoning")[1])
+        elif _CALL_PARTS.fullmatch(kind):
             self.add_call(part)
-            if not is_empty(part.get("output")):  # of a tool that the server has called
+            if part.get("output") is not None:  # of a tool that the server has called
                 self._add_result(part)
         elif _RESULT_PARTS.fullmatch(kind):
             self._add_result(part)
-        elif kind not in _HIDDEN_PARTS and kind not in _MEDIA_PARTS:
+        elif kind not in _HIDDEN_PARTS and not _MEDIA_PARTS.fullmatch(kind):
             raise RecordError(f'a part of the type "{kind:.40}" cannot be read')
 
-    def _add_reasoning(self, value: Any) -> None:
+    def add_reasoning(self, value: Any) -> None:
         if isinstance(value, list):
             for part in value:
                 self.add_part(part)
         elif value is not None:
-            self._reasoning.append(check_text(value, "the reasoning"))
-
-    def add_reasoning(self, item: Record) -> None:
-        """Adds the reasoning of a message, which some servers repeat under a second key."""
-        values = [item[key] for key in _REASONING_KEYS if not is_empty(item.get(key))]
-        for value in values[:1]:
-            self._add_reasoning(value)
-        if any(value != values[0] for value in values):
-            raise RecordError("several keys contain different reasoning")
+            self._reasoning.append(check_text(value, "a reasoning"))
 
     def add_call(self, call: Any) -> None:
         function = call.get("function", call) if isinstance(call, dict) else call
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RecordError("a tool call has no name")
-        _, arguments = get_only(function, ("arguments", "input", "args"), "arguments of a call")
+        _, arguments = get_only(function, ("arguments", "input"), "arguments of a call")
         if not isinstance(arguments, (str, dict, type(None))):
-            raise RecordError(f"the arguments of a call are {describe_type(arguments)}")
+            raise RecordError("the arguments of a call must be a text or an object")
         # A call without arguments has an empty object in every template.
         made = {"name": function["name"], "arguments": arguments or {}}
         self._calls.append({"type": "function", "function": made})
@@ -155,22 +127,28 @@ class _Builder:
     def _add_result(self, part: Record) -> None:
         """Adds the result of a tool as a separate message, which ends the message before it."""
         _, value = get_only(part, ("content", "output", "response", "result"), "result of a tool")
-        result = _Builder("tool")
-        result.add_result(value)
-        role, messages = self.role, self.finish()
-        messages += result.finish() or [{"role": "tool", "content": ""}]
-        self.role = role
+        self.finish()
+        self._messages.append({"role": "tool", "content": read_result(value)})
 
-    def add_result(self, value: Any) -> None:
-        """Adds a result: a text, parts of a message, or any other value, whose JSON is the text."""
-        is_parts = isinstance(value, list) and all(
-            isinstance(part, dict) and part.get("type") in _TEXT_PARTS | _MEDIA_PARTS
-            for part in value
-        )
-        if is_parts or isinstance(value, str):
-            self.add_content(value)
-        elif value is not None:
-            self._texts.append(json.dumps(value, ensure_ascii=False, default=str))
+
+def read_result(value: Any) -> str:
+    """Returns the text of a tool's result: a text, parts with text, or the JSON of a value."""
+    if isinstance(value, list) and any(_is_text_part(part) for part in value):
+        texts = [part["text"] for part in value if _is_text_part(part)]
+        others = [part for part in value if not _is_text_part(part)]
+        if not all(
+            isinstance(p, dict) and _MEDIA_PARTS.fullmatch(str(p.get("type"))) for p in others
+        ):
+            raise RecordError("a part of the result of a tool cannot be read")
+        return "\n".join(texts)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _is_text_part(part: Any) -> bool:
+    has_type = isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text")
+    return has_type and isinstance(part.get("text"), str)
 
 
 def parse_message(item: Any) -> list[Message]:
@@ -180,53 +158,50 @@ def parse_message(item: Any) -> list[Message]:
         RecordError: The message has a part that cannot be read.
     """
     if not isinstance(item, dict):
-        raise RecordError(f"a message is {describe_type(item)}")
-    role = item.get("role")
-    if len(item) == 2 and role in ("user", "assistant", "system") and "content" in item:
-        content = item["content"]
-        if isinstance(content, str) and not (role == "assistant" and "<details" in content):
-            return [item] if content or role != "assistant" else []
-    if role is None and "from" not in item:
-        return _parse_item(item)
-    name = item["from"] if role is None else role
-    role = _ROLES.get(name.lower()) if isinstance(name, str) else None
-    if role is None:
-        raise RecordError(f"the role of a message is {describe_type(name)} that is not known")
-    builder = _Builder(role)
-    _check_other_keys(item)
-    builder.add_reasoning(item)
-    if role != "assistant" and builder.finish():
-        raise RecordError("a message that is not the model's has reasoning")
-    key, content = get_only(item, _CONTENT_KEYS, "content of a message")
-    if not key and not any(key in item for key in (*_CONTENT_KEYS, "tool_calls", "refusal")):
-        raise RecordError(f"a message has no content, but the keys {list_keys(item)}")
-    if role == "tool" and not (key == "parts" or isinstance(content, str)):
-        builder.add_result(content)
-    else:  # a text may be empty JSON
-        builder.add_content(item.get("content", content) if content is None else content)
-    builder.add_content(item.get("refusal"))
-    calls = item.get("tool_calls") or []
-    calls = [*calls, item["function_call"]] if item.get("function_call") else calls
-    for call in calls if isinstance(calls, list) else [calls]:
-        builder.add_call(call)
-    other = {key: item[key] for key in ("name", "tool_call_id") if isinstance(item.get(key), str)}
-    return builder.finish(**(other if role == "tool" else {}))
-
-
-def _parse_item(item: Record) -> list[Message]:
-    """Returns an item of the Responses API that is not a message: reasoning, a call, a result."""
-    if "type" not in item:
-        raise RecordError(f"a message has no role, but the keys {list_keys(item)}")
+        raise RecordError(f"a message must be an object, got {type(item).__name__}")
+    content, role = item.get("content"), item.get("role")
+    if len(item) == 2 and isinstance(content, str) and role in ("user", "assistant", "system"):
+        if not content and role == "assistant":
+            return []
+        if _RENDERED not in content:
+            return [item]
     builder = _Builder("assistant")
-    builder.add_part(item)
-    return builder.finish()
-
-
-def _check_other_keys(item: Record) -> None:
-    known = {*_CONTENT_KEYS, *_REASONING_KEYS, "tool_calls", "function_call", *_OTHER_OBJECTS}
+    if _is_item(item):
+        builder.add_part(item)
+        return builder.finish()
+    name = item.get("from") if role is None else role
+    role = _ROLES.get(name) if isinstance(name, str) else None
+    if role is None:
+        raise RecordError(f"a message has no role that is known, but the keys {list_keys(item)}")
+    builder = _Builder(role)
     for key, value in item.items():
+        known = {*_CONTENT_KEYS, *_REASONING_KEYS, "tool_calls", "function_call", *_OTHER_OBJECTS}
         if isinstance(value, (list, dict)) and value and key not in known:
             raise RecordError(f'a message has the key "{key!s:.40}", which cannot be read')
+    reasoning = [item[key] for key in _REASONING_KEYS if isinstance(item.get(key), (str, list))]
+    if any(value != reasoning[0] for value in reasoning):
+        raise RecordError("several keys contain different reasoning")
+    for value in reasoning[:1]:
+        builder.add_reasoning(value)
+    key, content = get_only(item, _CONTENT_KEYS, "content of a message")
+    if not key and not {*_CONTENT_KEYS, "tool_calls", "function_call", "refusal"} & item.keys():
+        raise RecordError(f"a message has no content, but the keys {list_keys(item)}")
+    is_result = role == "tool" and key != "parts"
+    builder.add_content(read_result(content) if is_result else content)
+    builder.add_content(item.get("refusal"))
+    for call in [*(item.get("tool_calls") or ()), *filter(None, [item.get("function_call")])]:
+        builder.add_call(call)
+    names = ("name", "tool_call_id") if role == "tool" else ()
+    other = {key: item[key] for key in names if isinstance(item.get(key), str)}
+    messages = builder.finish(**other)
+    if role != "assistant" and any("reasoning_content" in m or "tool_calls" in m for m in messages):
+        raise RecordError("a message that is not the model's has reasoning or calls")
+    return messages or ([{"role": role, "content": ""}] if role != "assistant" else [])
+
+
+def _is_item(item: Record) -> bool:
+    """Whether an object is an item of the Responses API that is not a message."""
+    return "role" not in item and "from" not in item and "type" in item
 
 
 def parse_messages(items: Iterable[Any]) -> list[Message]:
@@ -236,31 +211,27 @@ def parse_messages(items: Iterable[Any]) -> list[Message]:
     is_after_item = False
     for item in items:
         parsed = parse_message(item)
-        is_item = isinstance(item, dict) and "role" not in item and "from" not in item
-        is_part = is_item or is_after_item
-        if parsed and messages and is_part and parsed[0]["role"] == "assistant":
+        is_item = isinstance(item, dict) and _is_item(item)
+        if (is_item or is_after_item) and messages and parsed:
             parsed = merge_answer(messages, parsed)
         messages += parsed
-        is_after_item = is_item and (not parsed or parsed[-1]["role"] == "assistant")
+        is_after_item = is_item
     return messages
 
 
 def merge_answer(messages: list[Message], parsed: list[Message]) -> list[Message]:
-    """Adds the beginning of `parsed` to the last message, if both are the model's; returns the
-    rest."""
+    """Adds the first of `parsed` to the last message, if both are the model's; returns the rest."""
     last, first = messages[-1], parsed[0]
     if last["role"] != "assistant" or first["role"] != "assistant":
         return parsed
-    merged = {**last, "content": last["content"] + first["content"]}
-    for key in ("reasoning_content", "tool_calls"):
-        values = [message[key] for message in (last, first) if key in message]
-        if values:
-            merged[key] = values[0] + values[1] if len(values) == 2 else values[0]
+    merged = {**last, **first, "content": last["content"] + first["content"]}
+    for key in {"reasoning_content", "tool_calls"} & last.keys() & first.keys():
+        merged[key] = last[key] + first[key]
     messages[-1] = merged
     return parsed[1:]
 
 
-def make_turns(messages: list[Message], first_answer: int = 0) -> tuple[Turn, ...]:
+def make_turns(messages: Sequence[Message], first_answer: int = 0) -> tuple[Turn, ...]:
     """Returns a turn for every answer from message number `first_answer` on."""
     turns: list[Turn] = []
     context: list[Message] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -12,39 +12,39 @@ from typing import Any
 
 from ngram_npu.errors import InputError, RecordError
 
+from ngram_npu_cli.demo import DEMO_NAME, list_demo_conversations
 from ngram_npu_cli.logs.files import STDIN, find_files, read_values
 from ngram_npu_cli.logs.mapping import (
+    Expression,
     OtherKindError,
     describe_unknown,
     evaluate,
     find_fields,
     parse_map,
 )
-from ngram_npu_cli.logs.records import (
-    Row,
-    find_session,
-    group_rows,
-    is_empty_answer,
-    join_batch,
-    make_conversations,
-    read_token_ids,
-)
-from ngram_npu_cli.logs.values import Conversation, check_list, describe_type, is_empty
+from ngram_npu_cli.logs.records import Row, join_batch, join_rows, make_conversations, read_turns
+from ngram_npu_cli.logs.values import Conversation, check_list, is_empty
 from ngram_npu_cli.progress import make_bar
 
-_MAX_NESTED = 4
+_SESSION_KEYS = (
+    *("session_id", "sessionId", "conversation_id", "conversationId", "thread_id", "chat_id"),
+)
+
+Mapped = Mapping[str, Expression] | None
+Join = Callable[[Sequence[Row]], list[Conversation]]
 
 
 @dataclass
 class LogReader:
-    """Iterates over conversations, with the name of their input.
+    """Iterates over conversations, each with the name of its file.
 
     Attributes:
-        paths: Files and folders; `STDIN`.
+        paths: Files and folders; `STDIN`; none: sources of Python's standard library.
         map: The option `--map`: a mapping, or the name of a preset.
         limit: Maximum number of conversations per file.
         strict: Whether a record that cannot be read is an error; otherwise it is skipped.
         salt_field: JMESPath of the record's salt; a record without it is skipped.
+        other_notes: Notes of the command, which `list_notes` adds.
     """
 
     paths: Sequence[str | PathLike[str]]
@@ -52,30 +52,42 @@ class LogReader:
     limit: int | None = None
     strict: bool = False
     salt_field: str | None = None
+    other_notes: list[str] = field(default_factory=list)
     _num_used: int = 0
     _num_other: int = 0
+    _num_batch_rows: int = 0
     _reasons: Counter[str] = field(default_factory=Counter)
     _first_of_reason: dict[str, str] = field(default_factory=dict)
     _unread_files: list[str] = field(default_factory=list)
+    _rows: dict[str, list[Row]] = field(default_factory=dict)
     _batch: dict[str, list[Row]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[tuple[str, Conversation]]:
-        """Yields the name of each conversation's file, and the conversation.
+        """Yields the conversations.
 
         Raises:
             InputError: A path cannot be read or has no conversation, or more than half of all
                 records cannot be read.
         """
+        if not self.paths:
+            for conversation in list_demo_conversations():
+                yield DEMO_NAME, conversation
+            return
         mapping = parse_map(self.map) if self.map else None
-        parse_map(f"prompt={self.salt_field}" if self.salt_field else "prompt=@")  # checks it early
+        self._salt = parse_map(f"prompt={self.salt_field}")["messages"] if self.salt_field else None
         roots = [Path(path) for path in self.paths]
         files = [(file, file is not root) for root in roots for file in find_files(root)]
-        sizes = [file.stat().st_size for file, _ in files if file.is_file()]
-        with make_bar("read", sum(sizes), "B") as bar:
+        size = sum(file.stat().st_size for file, _ in files if file.is_file())
+        with make_bar("read", size, "B") as bar:
             for file, is_in_folder in files:
                 yield from self._read_file(file, is_in_folder, mapping, bar.update)
-        yield from self._join_batches()
-        self._check_share()
+        # The requests and the results of a batch may be in two files.
+        for conversation in self._join(self._batch, join_batch):
+            yield "batch", conversation
+        num_skipped = sum(self._reasons.values())
+        if num_skipped > self._num_used or not self._num_used:
+            first = [*self._first_of_reason.values(), *self._unread_files, "no conversation"][0]
+            raise RecordError(f"{first}; {num_skipped} of {num_skipped + self._num_used} records")
 
     def skip(self, error: InputError, count: int = 1) -> None:
         """Counts records that cannot be used; raises the error if `strict`."""
@@ -90,90 +102,79 @@ class LogReader:
         self._first_of_reason.setdefault(reason, str(error))
 
     def list_notes(self) -> list[str]:
-        """Returns at most three lines about what was skipped."""
+        """Returns at most three lines about what was skipped, and the other notes."""
         notes = []
         if num_skipped := sum(self._reasons.values()):
-            total = num_skipped + self._num_used
             reasons = [
                 f"{self._first_of_reason[reason]:.300}" + (f" ({count}x)" if count > 1 else "")
                 for reason, count in self._reasons.most_common(2)
             ]
             if len(self._reasons) > 2:
-                reasons.append(f"and {len(self._reasons) - 2} other reasons (--strict shows one)")
+                reasons.append(f"and {len(self._reasons) - 2} other reasons")
+            total = num_skipped + self._num_used
             notes.append(f"{num_skipped} of {total} records are skipped: {'; '.join(reasons)}")
         if self._num_other:
             notes.append(f"{self._num_other} records are not calls of a model")
         if self._unread_files:
-            more = len(self._unread_files) - 1
-            notes.append(f"not read: {self._unread_files[0]}" + (f"; and {more} files" * (more > 0)))
-        return notes
+            others = f"; and {len(self._unread_files) - 1} other files"
+            notes.append(f"not read: {self._unread_files[0]:.300}" + others)
+        return notes + self.other_notes
 
     def _read_file(
-        self, file: Path, is_in_folder: bool, mapping: Any, advance: Callable[[int], object]
+        self, file: Path, is_in_folder: bool, mapping: Mapped, advance: Callable[[int], object]
     ) -> Iterator[tuple[str, Conversation]]:
         name = "stdin" if file == STDIN else file.name
-        count, num_before = 0, self._num_used
-        num_pending = len(self._batch)
-        rows: list[Row] = []
-        error: InputError | None = None
+        count, parts_before = 0, (self._num_used, self._num_batch_rows)
+        self._rows = {}
         try:
             for where, value in read_values(file, is_in_folder=is_in_folder, advance=advance):
-                for conversation in self._read_record(value, where, mapping, rows):
+                for conversation in self._read_record(value, where, mapping):
                     yield name, conversation
                     count += 1
                 if count == self.limit:
                     break
-        except InputError as read_error:  # the conversations before the damage are used
+        except InputError as error:  # the conversations before the damage are used
             if self.strict or not is_in_folder:
                 raise
-            error = read_error
-        for num_rows, grouped in group_rows(rows):
-            if isinstance(grouped, InputError):
-                self.skip(grouped, num_rows)
-            elif count != self.limit:
-                self._num_used += num_rows
+            self._unread_files.append(str(error))
+            return
+        for conversation in self._join(self._rows, join_rows):
+            if count != self.limit:
+                yield name, conversation
                 count += 1
-                yield name, grouped
-        is_used = self._num_used > num_before or len(self._batch) > num_pending
-        if error or not is_used:
-            first = next(iter(self._first_of_reason.values()), "")
-            reason = first if first.startswith(f"{file}") else f"{file}: no conversation"
+        if parts_before == (self._num_used, self._num_batch_rows):
+            first = next((e for e in self._first_of_reason.values() if e.startswith(str(file))), "")
+            reason = first or f"{file}: no conversation"
             if not is_in_folder:
-                raise error or RecordError(reason)
-            self._unread_files.append(f"{error or reason:.300}" if error else f"{reason:.300}")
+                raise RecordError(reason)
+            self._unread_files.append(reason)
 
     def _read_record(
-        self, value: Any, where: str, mapping: Any, rows: list[Row], depth: int = 0
-    ) -> list[Conversation]:
-        """Returns the conversations of a record; adds a row of a conversation to `rows`."""
+        self, value: Any, where: str, mapping: Mapped, *, is_nested: bool = False
+    ) -> Sequence[Conversation]:
+        """Returns the conversations of a record. A part of a conversation is kept for `_join`."""
         try:
             if isinstance(value, InputError):
                 raise value
-            if isinstance(value, list):
-                value = {"messages": value}
+            value = {"messages": value} if isinstance(value, list) else value
             if not isinstance(value, dict):
-                raise RecordError(f"expected an object, got {describe_type(value)}")
+                raise RecordError(f"a record must be an object, got {type(value).__name__}")
             if mapping is None and ("turns" in value or "completion_token_ids" in value):
-                conversations = [read_token_ids(value, where)]
+                made: Iterable[Conversation] = [read_turns(value, where)]
             else:
                 fields = find_fields(value) if mapping is None else evaluate(mapping, value)
-                if "records" in fields and depth < _MAX_NESTED:
-                    return self._read_nested(value, fields, where, mapping, rows, depth)
-                if row := _make_row(fields, where):
-                    if "custom_id" in fields:
-                        self._batch.setdefault(row.key, []).append(row)
-                    elif is_empty(fields.get("content")) and "content" in fields:
-                        self._num_other += 1  # it may be a node of the tree of messages
-                        rows.append(row)
-                    else:
-                        rows.append(row)
+                if "records" in fields and not is_nested:
+                    return self._read_nested(fields["records"], where, mapping)
+                if self._keep_row(Row(where, fields)):
                     return []
                 if not {"messages", "answer"} & fields.keys():
                     raise RecordError(describe_unknown(value))
-                conversations = make_conversations(fields, where)
-                session = find_session(value)
-                conversations = [c._replace(session=session) for c in conversations]
-            conversations = [c._replace(scope=self._find_salt(value)) for c in conversations]
+                made = make_conversations(fields, where)
+            names = [value[key] for key in _SESSION_KEYS if not is_empty(value.get(key))]
+            session = names[0] if names else ""
+            session = session if isinstance(session, str) else json.dumps(session, default=str)
+            salt = self._find_salt(value)
+            conversations = [c._replace(session=session, salt=salt) for c in made]
         except RecursionError:
             self.skip(RecordError(f"{where}: nested too deeply"))
         except OtherKindError as error:
@@ -185,55 +186,48 @@ class LogReader:
             return conversations
         return []
 
-    def _read_nested(
-        self, value: Any, fields: Any, where: str, mapping: Any, rows: list[Row], depth: int
-    ) -> list[Conversation]:
+    def _read_nested(self, records: Any, where: str, mapping: Mapped) -> list[Conversation]:
         inner = {k: v for k, v in (mapping or {}).items() if k != "records"} or None
-        conversations = []
-        for i, item in enumerate(check_list(fields["records"] or [], "records")):
-            location = f"{where}[{i}]"
-            conversations += self._read_record(item, location, inner, rows, depth + 1)
+        conversations: list[Conversation] = []
+        for i, item in enumerate(check_list(records or [], "records")):
+            conversations += self._read_record(item, f"{where}[{i}]", inner, is_nested=True)
         return conversations
+
+    def _keep_row(self, row: Row) -> bool:
+        """Returns whether a record is a part of a conversation, and keeps it."""
+        is_message = "conversation" in row.fields
+        if not is_message and (
+            "custom_id" not in row.fields or {"messages", "answer"} <= row.fields.keys()
+        ):
+            return False
+        if self._salt is not None:
+            raise RecordError("the salt of a part of a conversation cannot be read")
+        key = row.fields["conversation" if is_message else "custom_id"]
+        if is_empty(key):
+            raise RecordError("the row names no conversation")
+        rows = self._rows if is_message else self._batch
+        self._num_batch_rows += not is_message
+        rows.setdefault(json.dumps(key, default=str), []).append(row)
+        return True
+
+    def _join(self, groups: Mapping[str, list[Row]], join: Join) -> Iterator[Conversation]:
+        """Yields the conversations of rows."""
+        for key, rows in groups.items():
+            try:
+                conversations = join(rows)
+            except RecordError as error:
+                self.skip(RecordError(f"{rows[0].where}: {error}"), len(rows))
+                continue
+            empty = [r for r in rows if "content" in r.fields and is_empty(r.fields["content"])]
+            self._num_other += len(empty)
+            self._num_used += len(rows) - len(empty)
+            yield from (conversation._replace(session=key) for conversation in conversations)
 
     def _find_salt(self, record: Any) -> str | None:
         """Returns the record's salt. A record without it is an error: its text would be shared."""
-        if self.salt_field is None:
+        if self._salt is None:
             return None
-        salt = parse_map(f"prompt={self.salt_field}")["messages"](record)
-        if isinstance(salt, bool) or not isinstance(salt, (str, int)) or salt == "":
-            raise RecordError(
-                f'the salt field "{self.salt_field}" is {describe_type(salt)}, expected a text'
-            )
-        return str(salt)
-
-    def _join_batches(self) -> Iterator[tuple[str, Conversation]]:
-        """Yields the conversations of batches, whose requests and results may be in two files."""
-        for rows in self._batch.values():
-            try:
-                for conversation in join_batch(rows):
-                    yield "batch", conversation
-                self._num_used += len(rows)
-            except RecordError as error:
-                self.skip(RecordError(f"{rows[0].where}: {error}"), len(rows))
-
-    def _check_share(self) -> None:
-        num_skipped = sum(self._reasons.values())
-        if num_skipped > self._num_used:
-            total = num_skipped + self._num_used
-            first = next(iter(self._first_of_reason.values()))
-            raise RecordError(f"{first}; {num_skipped} of {total} records cannot be read")
-        if not self._num_used:
-            raise RecordError(self._unread_files[0] if self._unread_files else "no conversation")
-
-
-def _make_row(fields: Mapping[str, Any], where: str) -> Row | None:
-    """Returns the row if the record is a part of a conversation, else None."""
-    if "conversation" in fields:
-        key = fields["conversation"]
-    elif "custom_id" in fields and ("messages" not in fields or is_empty_answer(fields.get("answer"))):
-        key = fields["custom_id"]
-    else:
-        return None
-    if is_empty(key):
-        raise RecordError("the row names no conversation")
-    return Row(key if isinstance(key, str) else json.dumps(key, default=str), where, fields)
+        salt = self._salt(record)
+        if not isinstance(salt, str) or not salt:
+            raise RecordError(f'the salt field "{self.salt_field}" is not a text')
+        return salt

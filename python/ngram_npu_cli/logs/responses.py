@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import RecordError
@@ -15,14 +16,11 @@ from ngram_npu_cli.logs.values import (
     check_list,
     check_text,
     check_token_ids,
-    is_empty,
+    decode_json,
     list_keys,
 )
 
 _EVENT_LINE = re.compile(r"(data|event|id|retry)?:")
-_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "input"}
-"""For Anthropic's streams: by the type of a delta, the key of the block that it continues."""
-_OTHER_DELTAS = ("signature_delta", "citations_delta")
 
 
 class Answer(NamedTuple):
@@ -33,47 +31,43 @@ class Answer(NamedTuple):
     prompt_token_ids: tuple[int, ...] | None = None
 
 
-def parse_answers(response: Any, *, may_be_text: bool) -> list[Answer]:
+def parse_answers(response: Any, *, may_be_json: bool) -> list[Answer]:
     """Returns the answers of a response; several if several were requested.
 
     Args:
-        response: A response of OpenAI, Anthropic, Gemini or Ollama, its chunks, messages, or a text.
-        may_be_text: Whether a text may be JSON or events of a response, and not the answer itself.
+        response: A response of OpenAI, Anthropic or Ollama, chunks of OpenAI, messages, or a text.
+        may_be_json: Whether a text may be JSON or events of a response, and not only the answer.
 
     Raises:
         RecordError: The request failed, or the response cannot be read.
     """
     if isinstance(response, str):
-        decoded = _decode_response(response) if may_be_text else None
+        decoded = _decode_response(response) if may_be_json else None
         if decoded is None:
             return [Answer([{"role": "assistant", "content": response}])]
         response = decoded
     if isinstance(response, list):
-        chunks = check_list(response, "the response")
+        chunks = check_list(response, "a response")
         if chunks and "role" in chunks[0]:
             return [_check_answer(parse_messages(chunks))]
         response = _join_chunks(chunks)
     if not isinstance(response, dict):
-        raise RecordError("the response is neither a text nor an object")
+        raise RecordError(f"a response must be an object, got {type(response).__name__}")
     check_success(response)
     if "body" in response:
-        return parse_answers(response["body"], may_be_text=True)
+        return parse_answers(response["body"], may_be_json=True)
     if "choices" in response:
-        choices = check_list(response["choices"], "choices")
-        if len({choice.get("index", i) for i, choice in enumerate(choices)}) < len(choices):
+        choices = check_list(decode_json(response["choices"]), "choices")
+        if len({str(choice.get("index", i)) for i, choice in enumerate(choices)}) < len(choices):
             raise RecordError("several choices have the same index")
         answers = [_parse_choice(choice, response) for choice in choices]
-    elif "candidates" in response:
-        candidates = check_list(response["candidates"], "candidates")
-        answers = [_check_answer(parse_message(item.get("content"))) for item in candidates]
     elif isinstance(response.get("output"), list):
         answers = [_check_answer(parse_messages(response["output"]))]
-    elif isinstance(response.get("message"), dict):
-        answers = [_check_answer(parse_message(response["message"]))]
-    elif "role" in response:
-        answers = [_check_answer(parse_message(response))]
     else:
-        raise RecordError(f"the response has no answer, but the keys {list_keys(response)}")
+        message = response.get("message", response)
+        if not isinstance(message, dict) or "role" not in message:
+            raise RecordError(f"the response has no answer, but the keys {list_keys(response)}")
+        answers = [_check_answer(parse_message(message))]
     if not answers:
         raise RecordError("the response has no answer")
     return answers
@@ -81,22 +75,17 @@ def parse_answers(response: Any, *, may_be_text: bool) -> list[Answer]:
 
 def check_success(record: Record) -> None:
     """Raises RecordError for a record or a response of a failed request."""
-    status = record.get("status_code")
-    if isinstance(status, int) and status >= 400:
-        raise RecordError(f"the request failed with the HTTP status {status:.3g}")
-    error = record.get("error")
-    if isinstance(error, (str, dict)) and error:
+    status, error = record.get("status_code"), record.get("error")
+    if (isinstance(status, int) and status >= 400) or (error and isinstance(error, (str, dict))):
         raise RecordError("the request failed")
 
 
 def _check_answer(messages: list[Message]) -> Answer:
     roles = [message["role"] for message in messages]
-    if not roles:
+    if "assistant" not in roles:
         raise RecordError("the answer is empty")
-    if {*roles} - {"assistant", "tool"} or "assistant" not in roles:
-        raise RecordError("the answer contains a message of another role")
-    if any(pair == ("assistant", "assistant") for pair in zip(roles, roles[1:], strict=False)):
-        raise RecordError("the response has several answers that are not choices")
+    if {*roles} - {"assistant", "tool"} or ("assistant", "assistant") in pairwise(roles):
+        raise RecordError("the answer contains other messages than one of the model")
     return Answer(messages)
 
 
@@ -104,58 +93,54 @@ def _parse_choice(choice: Record, response: Record) -> Answer:
     ids = choice.get("token_ids")
     prompt_ids = choice.get("prompt_token_ids") or response.get("prompt_token_ids")
     if ids and prompt_ids:
-        return Answer(
-            [], check_token_ids(ids, "token_ids"), check_token_ids(prompt_ids, "prompt_token_ids")
-        )
-    if choice.get("message") is None:
-        return _check_answer(parse_message({"role": "assistant", "content": choice.get("text")}))
-    message = choice["message"]
-    if isinstance(message, dict) and message.get("role") is None:
-        message = {**message, "role": "assistant"}
-    return _check_answer(parse_message(message))
+        answer_ids, prompt_ids = map(check_token_ids, (ids, prompt_ids), ("token_ids",) * 2)
+        return Answer([], answer_ids, prompt_ids)
+    message = choice.get("message")
+    if message is None:
+        message = {"content": choice.get("text")}
+    elif not isinstance(message, dict):
+        raise RecordError("the message of a choice must be an object")
+    return _check_answer(parse_message({"role": "assistant", **message}))
 
 
 def _decode_response(text: str) -> Any:
     """Returns the JSON, the lines of JSON, or the server-sent events of a text that is a response;
     None for another text, which may also be JSON: an answer in a schema of the request."""
     start = text[:64].lstrip("\ufeff \r\n\t")
-    try:
-        if _EVENT_LINE.match(start):
-            value = _parse_events(text)
-        elif start[:1] not in ("{", "["):
-            return None
-        else:
-            value = json.loads(text)
-    except (ValueError, RecursionError):
+    is_stream = _EVENT_LINE.match(start)
+    if not is_stream and start[:1] not in ("{", "["):
+        return None
+    for parse in (_parse_events,) if is_stream else (json.loads, _parse_lines):
         try:
-            value = [json.loads(line) for line in text.split("\n") if line.strip()]
+            value = parse(text)
         except (ValueError, RecursionError):
-            return None
-    items = value if isinstance(value, list) else [value]
-    return value if items and all(map(_is_response, items)) else None
+            continue
+        items = value if isinstance(value, list) else [value]
+        return value if items and all(map(_is_response, items)) else None
+    return None
 
 
 def _is_response(value: Any) -> bool:
     """Whether an object is a response or a chunk of one."""
     if not isinstance(value, dict):
         return False
-    for key in ("choices", "candidates", "output"):
-        items = value.get(key)
-        if isinstance(items, list) and all(isinstance(item, dict) for item in items):
-            return key != "output" or "object" in value or "model" in value
-    has_content = bool({"content", "parts", "tool_calls"} & value.keys())
-    is_message = value.get("role") in ("assistant", "model") and has_content
-    is_event = isinstance(value.get("type"), str) and len({*value} & _EVENT_KEYS) > 0
-    error = value.get("error")
+    choices, error = value.get("choices"), value.get("error")
+    has_choices = isinstance(choices, list) and all(isinstance(item, dict) for item in choices)
+    has_output = isinstance(value.get("output"), list) and "object" in value
+    inner = [value.get(key) for key in ("body", "message")]
+    is_message = value.get("role") == "assistant" and len(value) > 1
+    has_inner = any(isinstance(item, dict) and len(item) > 1 for item in inner)
+    is_event = str(value.get("type")).startswith("response.")
     is_error = isinstance(error, dict) and "message" in error
-    return is_message or is_event or is_error or "done" in value or value.get("type") == "ping"
+    return has_choices or has_output or is_message or has_inner or is_event or is_error
 
 
-_EVENT_KEYS = {"message", "content_block", "delta", "index", "response", "item", "output_index"}
+def _parse_lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def _parse_events(text: str) -> list[Any]:
-    """Returns the data of server-sent events. The last may be incomplete: a client disconnected."""
+    """Returns the data of server-sent events."""
     # Not `splitlines`, which also ends lines at U+2028.
     lines = re.split(r"\r\n|\n|\r", text.removeprefix("\ufeff"))
     events: list[list[str]] = [[]]
@@ -166,108 +151,62 @@ def _parse_events(text: str) -> list[Any]:
             events[-1].append(line[5:])
         elif not _EVENT_LINE.match(line):
             raise ValueError("not a line of an event")
-    data = [text for lines in events if (text := "\n".join(lines).strip()) not in ("", "[DONE]")]
-    return [json.loads(item) for item in data]
+    data = ("\n".join(lines).strip() for lines in events)
+    return [json.loads(item) for item in data if item not in ("", "[DONE]")]
 
 
 def _join_chunks(chunks: list[Record]) -> Record:
-    """Returns the complete response of the chunks of a stream."""
+    """Returns the complete response of the chunks of a stream of OpenAI."""
     for chunk in chunks:
         check_success(chunk)
-    kinds = {str(chunk.get("type")) for chunk in chunks}
-    if any(kind.startswith("response.") for kind in kinds):
-        ends = ("response.completed", "response.incomplete")
-        complete = [chunk.get("response") for chunk in chunks if chunk.get("type") in ends]
-        if len(complete) != 1 or not isinstance(complete[0], dict):
+    ends = [chunk for chunk in chunks if str(chunk.get("type")).startswith("response.")]
+    if ends:  # the Responses API repeats the whole response at the end
+        complete = ends[-1].get("response")
+        if ends[-1]["type"] not in ("response.completed", "response.incomplete"):
             raise RecordError("the stream has no complete response at its end")
-        return complete[0]
-    if "message_start" in kinds:
-        return _join_blocks(chunks)
-    if any("choices" in chunk for chunk in chunks):
-        return _join_choices(chunks)
-    raise RecordError("the stream's format is not known")
-
-
-def _join_blocks(events: list[Record]) -> Record:
-    """Returns the message of a stream of Anthropic."""
-    blocks: dict[int, Record] = {}
-    for event in events:
-        index, kind = event.get("index"), event.get("type")
-        if kind == "content_block_start" and isinstance(event.get("content_block"), dict):
-            if not isinstance(index, int) or index in blocks:
-                raise RecordError("a block of the stream begins twice")
-            blocks[index] = {**event["content_block"]}
-        elif kind == "content_block_delta":
-            delta = event.get("delta")
-            kind = delta.get("type") if isinstance(delta, dict) else None
-            if kind in _OTHER_DELTAS:
-                continue
-            if kind not in _DELTAS or not isinstance(index, int) or index not in blocks:
-                raise RecordError("a delta of the stream continues nothing that is known")
-            key = _DELTAS[kind]
-            name = "partial_json" if key == "input" else key
-            before = blocks[index].get(key) or ""
-            added = check_text(delta.get(name), "a delta")
-            blocks[index][key] = check_text(before, "a block") + added
-    for block in blocks.values():
-        if isinstance(block.get("input"), str):
-            try:
-                block["input"] = json.loads(block["input"] or "{}")
-            except ValueError:
-                pass  # the stream ended within the call
-    return {"role": "assistant", "content": [block for _, block in sorted(blocks.items())]}
-
-
-def _join_choices(chunks: list[Record]) -> Record:
-    """Returns the response of OpenAI's chunks."""
+        return complete if isinstance(complete, dict) else {}
+    if not any("choices" in chunk for chunk in chunks):
+        raise RecordError("the format of the stream is not known")
     choices: dict[int, Record] = {}
-    joined: Record = {"choices": []}
+    joined: Record = {}
     for chunk in chunks:
         if chunk.get("prompt_token_ids"):
             joined["prompt_token_ids"] = chunk["prompt_token_ids"]
         for part in check_list(chunk.get("choices") or [], "choices"):
             index = part.get("index", 0)
             if not isinstance(index, int):
-                raise RecordError("the index of a choice is not a number")
-            choice = choices.setdefault(
-                index, {"index": index, "ids": [], "message": {"content": "", "tool_calls": []}}
-            )
-            delta = part.get("delta", part)
-            if not isinstance(delta, dict) or part.get("message") is not None:
-                raise RecordError("a chunk of the stream has no delta")
-            has_text = _join_delta(choice["message"], delta)
-            ids = part.get("token_ids")
-            choice["prompt_token_ids"] = part.get("prompt_token_ids") or choice.get(
-                "prompt_token_ids"
-            )
-            if ids:
-                choice["ids"] += check_token_ids(ids, "token_ids")
-            choice["is_missing_ids"] = choice.get("is_missing_ids", False) or has_text > bool(ids)
-    for _, choice in sorted(choices.items()):
-        choice["token_ids"] = None if choice["is_missing_ids"] else choice["ids"]
-        joined["choices"].append(choice)
-    return joined
+                raise RecordError("the index of a choice must be a number")
+            _join_choice(choices.setdefault(index, {"index": index, "message": {}}), part)
+    return {**joined, "choices": [choice for _, choice in sorted(choices.items())]}
 
 
-def _join_delta(message: Record, delta: Record) -> bool:
-    """Adds a delta to a message, and returns whether it contains generated text."""
+def _join_choice(choice: Record, part: Record) -> None:
+    """Adds a chunk's choice: a delta of a message, or a text of the completions endpoint."""
+    delta, message = part.get("delta", part), choice["message"]
+    if not isinstance(delta, dict) or part.get("message") or delta.get("function_call"):
+        raise RecordError("a chunk of the stream has no delta that can be read")
     has_text = False
-    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-    texts = {
-        "content": delta.get("content") or delta.get("text"),
-        "reasoning_content": reasoning,
-        "refusal": delta.get("refusal"),
-    }
-    for key, text in texts.items():
-        if not is_empty(text) or text:
+    for key, names in _DELTA_KEYS.items():
+        text = next((delta[name] for name in names if delta.get(name)), None)
+        if text is not None:
             message[key] = message.get(key, "") + check_text(text, f"the {key} of a chunk")
             has_text = True
-    if delta.get("function_call"):
-        raise RecordError("a chunk has the key function_call of an old version of the API")
     for call in check_list(delta.get("tool_calls") or [], "the tool calls of a chunk"):
-        _join_call(message["tool_calls"], call)
+        _join_call(message.setdefault("tool_calls", []), call)
         has_text = True
-    return has_text
+    if part.get("prompt_token_ids"):
+        choice["prompt_token_ids"] = part["prompt_token_ids"]
+    ids = check_token_ids(part.get("token_ids") or [], "token_ids")
+    if has_text and not ids:
+        choice["is_missing_ids"] = True
+    choice["token_ids"] = [] if "is_missing_ids" in choice else [*choice.get("token_ids", ()), *ids]
+
+
+_DELTA_KEYS = {
+    "content": ("content", "text"),
+    "reasoning_content": ("reasoning_content", "reasoning"),
+    "refusal": ("refusal",),
+}
 
 
 def _join_call(calls: list[Record], call: Record) -> None:
@@ -278,8 +217,7 @@ def _join_call(calls: list[Record], call: Record) -> None:
     index, ident, name = call.get("index"), call.get("id"), function.get("name")
     known = [c for c in calls if c["index"] == index] if index is not None else calls[-1:]
     is_new = not known or (bool(name) and ident is not None and ident != known[-1]["id"])
-    arguments = function.get("arguments")
-    arguments = "" if arguments is None else check_text(arguments, "the arguments of a chunk")
+    arguments = check_text(function.get("arguments") or "", "the arguments of a chunk")
     if is_new:
         made = {"name": name, "arguments": arguments}
         calls.append({"index": index, "id": ident, "function": made})

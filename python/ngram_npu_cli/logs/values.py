@@ -1,4 +1,4 @@
-"""Conversations, and the values of records from which they are made."""
+"""Conversations, and checks of the values from which they are made."""
 
 from __future__ import annotations
 
@@ -38,19 +38,14 @@ class Conversation(NamedTuple):
         where: File and line for error messages, such as "file.jsonl:3".
         tools: Definitions of the tools that the model may call.
         session: The record's session or conversation; empty if it has none.
-        scope: Value of the record's salt field; None without a salt field.
+        salt: Value of the record's salt field; None without a salt field.
     """
 
     turns: tuple[Turn, ...]
     where: str
     tools: tuple[Any, ...] = ()
     session: str = ""
-    scope: str | None = None
-
-    @property
-    def has_text(self) -> bool:
-        """Whether a tokenizer is needed."""
-        return any(turn.answer is not None for turn in self.turns)
+    salt: str | None = None
 
 
 def decode_json(value: Any) -> Any:
@@ -88,31 +83,23 @@ def get_only(record: Record, keys: tuple[str, ...], what: str) -> tuple[str, Any
     return (found[0], record[found[0]]) if found else ("", None)
 
 
-def check_token_ids(value: Any, name: str) -> tuple[int, ...]:
-    """Returns the value if it is a list of token ids."""
-    if not isinstance(value, list):
-        raise RecordError(f"{name} must be a list of integers, got {describe_type(value)}")
-    for token in value:
-        if type(token) is not int or not 0 <= token < 1 << 31:
-            raise RecordError(f"{name} must contain integers in [0, 2**31)")
-    return tuple(value)
-
-
 def check_text(value: Any, name: str) -> str:
     """Returns the value if it is a text."""
     if not isinstance(value, str):
-        raise RecordError(f"{name} must be a text, got {describe_type(value)}")
+        raise RecordError(f"{name} must be a text, got {type(value).__name__}")
     return value
 
 
 def check_list(value: Any, name: str) -> list[Any]:
     """Returns the value if it is a list of objects."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RecordError(f"{name} must be a list of objects, got {describe_type(value)}")
+        raise RecordError(f"{name} must be a list of objects, got {type(value).__name__}")
     return value
 
 
-def describe_type(value: Any) -> str:
-    """Returns the name of a value's type in JSON."""
-    names = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "a boolean"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "another type")
+def check_token_ids(value: Any, name: str) -> tuple[int, ...]:
+    """Returns the value if it is a list of token ids."""
+    is_list = isinstance(value, list)
+    if not is_list or not all(type(token) is int and 0 <= token < 1 << 31 for token in value):
+        raise RecordError(f"{name} must be a list of integers in [0, 2**31)")
+    return tuple(value)

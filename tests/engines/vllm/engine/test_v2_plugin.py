@@ -1,8 +1,4 @@
-"""Tests the plugin on the modules of the installed vLLM.
-
-`python -m tools.engines newest --runner v2 -- tests/engines/vllm/engine/test_v2_plugin.py` runs
-this file on the sources of the newest release.
-"""
+"""Tests the plugin on the modules of the installed vLLM."""
 
 from __future__ import annotations
 
