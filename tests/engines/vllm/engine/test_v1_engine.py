@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from engines import MAX_MODEL_LEN, K, start_engine
+from engines import MAX_MODEL_LEN, K, contains_up_to, start_engine
 from v1_runs import METHODS, Recorder, make_requests
 
 if TYPE_CHECKING:
@@ -87,10 +87,6 @@ def test_drafts_end_by_their_cost(runs: Runs) -> None:
         assert runs(method, "greedy").mismatches, "expected other drafts than the stock class's"
 
 
-def contains(tokens: list[int], piece: list[int]) -> bool:
-    return any(tokens[i : i + len(piece)] == piece for i in range(len(tokens) - len(piece) + 1))
-
-
 @pytest.mark.parametrize("method", STORE_METHODS)
 def test_store_contains_generated_text_only_once_and_provides_drafts(
     runs: Runs, method: str
@@ -105,8 +101,7 @@ def test_store_contains_generated_text_only_once_and_provides_drafts(
         for tokens in runs(method, requests).get_token_ids()
     ]
     for _, text in run.stored_texts:
-        pieces = [text[: len(text) - excess] for excess in range(min(K + 1, len(text)))]
-        assert any(contains(output, piece) for output in outputs for piece in pieces), text
+        assert any(contains_up_to(output, text, K) for output in outputs), text
     num_generated = sum(map(len, outputs))
     num_stored = sum(len(text) for _, text in run.stored_texts)
     assert 0.5 * num_generated < num_stored < 1.1 * num_generated
