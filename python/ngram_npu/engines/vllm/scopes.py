@@ -35,11 +35,19 @@ def find_scope(
         # A request that was admitted elsewhere, or whose salt vLLM does not pass on.
         salt = cache_salt if is_folded(cache_salt) else fold_scope(name, cache_salt)
         return compute_scope(lora_request and lora_request.lora_name, salt)
-    if lora_request is None and not cache_salt and isinstance(name, (str, type(None))):
+    if lora_request is None and name is None:
+        return _scope_of_salt(cache_salt)
+    if lora_request is None and not cache_salt and isinstance(name, str):
         return scope_of(name)
     adapter = lora_request and (lora_request.lora_int_id, lora_request.lora_name)
     # Other types than str are rejected where vLLM admits a request.
-    return scope_of((adapter, name if isinstance(name, str) else repr(name), cache_salt or None))
+    named = name if isinstance(name, (str, type(None))) else ("other type", repr(name))
+    return scope_of(("request", adapter, named, cache_salt or None))
+
+
+def _scope_of_salt(salt: str | None) -> Scope:
+    """Returns the scope of a request with a salt alone, as ``ngram-npu learn --salt-field``."""
+    return scope_of(("cache_salt", salt)) if salt else SHARED_SCOPE
 
 
 def fold_scope(name: str | None, salt: str | None) -> str | None:
@@ -64,9 +72,9 @@ def compute_scope(adapter_name: str | None, salt: str | None) -> Scope:
     salt, it is ``scope_of`` of that scope, as in an engine without a feed, so that files of the
     store remain valid. Never raises: a publisher may send any salt.
     """
-    if adapter_name is None and not salt:
-        return SHARED_SCOPE
-    if adapter_name is None and is_folded(salt):
+    if adapter_name is None and not is_folded(salt):
+        return _scope_of_salt(salt)
+    if adapter_name is None:
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             name, own_salt = json.loads(str(salt).removeprefix(_FOLDED))
             if own_salt is None and isinstance(name, str) and fold_scope(name, None) == salt:

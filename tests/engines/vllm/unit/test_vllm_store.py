@@ -28,6 +28,7 @@ from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.scopes import find_scope
+from ngram_npu.store import SHARED_SCOPE
 
 
 def test_store_options_are_read() -> None:
@@ -301,6 +302,23 @@ def test_worker_warms_merges_and_clears_the_store(
         worker.ngram_npu_store_warm([WORDS[:4]])
         worker.ngram_npu_store_mark_update(2 if num_kept else 1)
         assert worker.ngram_npu_store_statistics()["tokens_held"] == num_kept
+
+
+def test_scopes_of_requests_with_different_owners_differ() -> None:
+    adapters = [None, make_adapter(1, "a"), make_adapter(2, "a")]
+    owners = itertools.product(adapters, (None, "a", "None", "cache_salt"), (None, "a", "None"))
+    scopes = [
+        find_scope(adapter, make_params(name), salt, is_exchanged=False)
+        for adapter, name, salt in owners
+    ]
+    assert len(set(scopes)) == len(scopes)
+    assert scopes[0] == SHARED_SCOPE
+
+
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_request_with_salt_alone_has_the_scope_of_learned_text(is_exchanged: bool) -> None:
+    scope = find_scope(None, make_params(None), "tenant", is_exchanged=is_exchanged)
+    assert scope == scope_of(("cache_salt", "tenant"))
 
 
 def test_worker_that_merges_a_missing_file_raises_or_ends_its_rank(tmp_path: Path) -> None:
