@@ -25,7 +25,7 @@ Int64Array = npt.NDArray[np.int64]
 
 BATCH_SIZE = 32
 """Number of conversations that are replayed together, as by a server."""
-DEFAULT_MIN_PROBABILITY = 0.177
+DEFAULT_MIN_PROBABILITY = 0.12
 """The default of the plugin: best if verifying one more token takes 5 % of a step."""
 
 
@@ -107,8 +107,8 @@ class Drafter(Protocol):
     """What is replayed, such as `NgramProposer`.
 
     A step appends the sampled tokens `[B, K+1]` to their rows, adds their number to `num_tokens`,
-    and returns `draft_token_ids` `[B, K]`, padded with -1, and `num_draft_tokens` `[B]`. An optional
-    method `reset(rows)` is called for rows that now have another conversation.
+    and returns `draft_token_ids` `[B, K]`, padded with -1, and `num_draft_tokens` `[B]`. A
+    method `reset(rows)`, if there is one, is called for rows that now have another conversation.
     """
 
     @property
@@ -183,9 +183,13 @@ class Figures:
 def add_figures(figures: Sequence[Figures]) -> Figures:
     """Returns the figures of several replays of one setting as those of one."""
     per_request = ("steps", "drafted", "tokens")
-    joined = (np.concatenate([getattr(f, name) for f in figures]) for name in per_request)
+    steps, drafted, tokens = (
+        np.concatenate([getattr(f, name) for f in figures]) for name in per_request
+    )
     return Figures(
-        *joined,
+        steps,
+        drafted,
+        tokens,
         np.sum([f.accepted_lengths for f in figures], axis=0),
         sum(f.num_drafts for f in figures),
         sum(f.num_calls for f in figures),
@@ -212,7 +216,7 @@ def simulate(
         advance: Called with the number of tokens after each step.
     """
     batch = _Batch(requests, max(1, min(batch_size, len(requests))), k, padded)
-    counts = np.zeros((3, len(requests)), np.int64)
+    steps, drafted, tokens = np.zeros((3, len(requests)), np.int64)
     accepted_lengths = np.zeros(k + 1, np.int64)
     num_drafts = num_calls = draft_time_ns = 0
     is_complete = True
@@ -231,16 +235,19 @@ def simulate(
             num_calls += 1
             num_drafts += int((np.asarray(step.num_draft_tokens) > 0).sum())
             num_drafted, num_accepted, num_yielded = batch.verify(rows, step)
-            request_numbers = batch.request_of_row[rows]
-            counts[0, request_numbers] += 1
-            counts[1, request_numbers] += num_drafted
-            counts[2, request_numbers] += num_yielded
+            numbers = batch.request_of_row[rows]
+            steps[numbers] += 1
+            drafted[numbers] += num_drafted
+            tokens[numbers] += num_yielded
             accepted_lengths += np.bincount(num_accepted, minlength=k + 1)
             batch.advance(rows, num_yielded)
             advance(int(num_yielded.sum()))
     except KeyboardInterrupt:
         is_complete = False
-    return Figures(*counts, accepted_lengths, num_drafts, num_calls, draft_time_ns, is_complete)
+    return Figures(
+        *(steps, drafted, tokens, accepted_lengths),
+        *(num_drafts, num_calls, draft_time_ns, is_complete),
+    )
 
 
 class _Batch:

@@ -1,7 +1,7 @@
 """Converts conversations to token ids, by the model's tokenizer and chat template.
 
-Nothing is downloaded: a tokenizer is a Hugging Face folder, a model in the hub's local cache, or one
-of the package `mistral-common`. No tokenizer here adds special tokens.
+Nothing is downloaded: a tokenizer is a Hugging Face folder, a model in the hub's local cache, or
+one of the package `mistral-common`. No tokenizer here adds special tokens.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ class TuneReport:
         if self.choice.lookup == "ngram":
             speculative |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         if self.choice.store:
-            plugin["store"] = True
+            plugin |= {"store": True, "scope": "shared"}
         return (
             f"NGRAM_NPU_VLLM=1 vllm serve MODEL --speculative-config "
             f"{shlex.quote(json.dumps(speculative))} --additional-config "
@@ -308,7 +308,7 @@ def tune(
     allow_store: bool,
     store_tokens: int,
 ) -> TuneReport:
-    """Replays the settings, chooses one on half of the conversations, and measures it on the others.
+    """Replays the settings, chooses one on half of the conversations, and measures the other half.
 
     Raises:
         InputError: The options or the input cannot be used.
@@ -347,7 +347,7 @@ def choose(
         if allow_store or not s.store:
             # V1, which verifies trimmed drafts, has one number for all batch sizes.
             families.setdefault((s.lookup, s.store, 0 if s.is_padded else s.k), []).append(s)
-    best_score, best = 0.0, {b: SETTINGS[0] for b in cost.batch_sizes}
+    best_score, best = 0.0, dict.fromkeys(cost.batch_sizes, SETTINGS[0])
     for members in families.values():
         by_batch, score = {}, 0.0
         for b in cost.batch_sizes:
@@ -412,8 +412,8 @@ def format_tune(report: TuneReport) -> str:
     best = max(report.speedups, key=lambda s: report.speedups[s][batches[0]])
     if best.store and not (report.choice and report.choice.store):
         lines.append(
-            f"With --store, {best} may be chosen. Requests that share text can detect it by timing: "
-            "docs/guides/store.md."
+            f"With --store, {best} may be chosen. Requests that share text can detect it by timing "
+            "(docs/guides/store.md)."
         )
     return "\n".join(lines)
 

@@ -303,6 +303,8 @@ def _check_model(model: Any) -> None:
         for word in ("dynamic", "longrope")
     ):
         reason = "its rotary embeddings depend on the length of the text, drafts included"
+    elif any("quantized.dynamic" in type(part).__module__ for part in model.modules()):
+        reason = "it quantizes activations per call, so tokens depend on the drafts beside them"
     if reason:
         raise TypeError(f"drafting: model: not supported: {model_class.__name__}: {reason}")
 

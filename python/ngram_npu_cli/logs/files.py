@@ -80,7 +80,8 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
     """Opens a file, and yields it with the file of its decompressed data."""
     if path == STDIN and sys.stdin is None:
         raise OSError("standard input is closed")
-    with sys.stdin.buffer if path == STDIN else path.open("rb") as raw:
+    opened: Any = sys.stdin.buffer if path == STDIN else path.open("rb")
+    with opened as raw:
         magic = raw.peek(4)[:4]
         if magic[:2] == b"\x1f\x8b":
             yield raw, gzip.GzipFile(fileobj=raw)
@@ -120,7 +121,7 @@ def _read_json(file: Any, has_lines: bool, name: str) -> Iterator[Value]:
         if not raw.strip():
             continue
         value = _parse(raw, where)
-        if not has_lines and (isinstance(value, InputError) or isinstance(value, list)):
+        if not has_lines and isinstance(value, (InputError, list)):
             rest = file.read()
             if rest.strip():
                 whole = _parse(raw + rest, where)
@@ -170,7 +171,7 @@ def _read_csv(file: Any, start: bytes, name: str) -> Iterator[Value]:
         for row in reader:
             where = f"{name}:{line}"
             if len(row) == len(columns):
-                yield where, {key: value for key, value in zip(columns, row, strict=True) if value}
+                yield where, {k: value or None for k, value in zip(columns, row, strict=True)}
             elif row:
                 reason = f"the row has {len(row)} values for {len(columns)} columns"
                 yield where, InputError(f"{where}: {reason}")

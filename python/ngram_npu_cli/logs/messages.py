@@ -132,7 +132,7 @@ class _Builder:
 
 
 def read_result(value: Any) -> str:
-    """Returns the text of a tool's result: a text, parts with text, or the JSON of another value."""
+    """Returns the text of a tool's result: a text, parts with text, or the JSON of a value."""
     if isinstance(value, list) and any(_is_text_part(part) for part in value):
         texts = [part["text"] for part in value if _is_text_part(part)]
         others = [part for part in value if not _is_text_part(part)]

@@ -55,6 +55,7 @@ class LogReader:
     other_notes: list[str] = field(default_factory=list)
     _num_used: int = 0
     _num_other: int = 0
+    _num_batch_rows: int = 0
     _reasons: Counter[str] = field(default_factory=Counter)
     _first_of_reason: dict[str, str] = field(default_factory=dict)
     _unread_files: list[str] = field(default_factory=list)
@@ -123,7 +124,7 @@ class LogReader:
         self, file: Path, is_in_folder: bool, mapping: Mapped, advance: Callable[[int], object]
     ) -> Iterator[tuple[str, Conversation]]:
         name = "stdin" if file == STDIN else file.name
-        count, parts_before = 0, (self._num_used, len(self._batch))
+        count, parts_before = 0, (self._num_used, self._num_batch_rows)
         self._rows = {}
         try:
             for where, value in read_values(file, is_in_folder=is_in_folder, advance=advance):
@@ -141,7 +142,7 @@ class LogReader:
             if count != self.limit:
                 yield name, conversation
                 count += 1
-        if parts_before == (self._num_used, len(self._batch)):
+        if parts_before == (self._num_used, self._num_batch_rows):
             first = next((e for e in self._first_of_reason.values() if e.startswith(str(file))), "")
             reason = first or f"{file}: no conversation"
             if not is_in_folder:
@@ -205,6 +206,7 @@ class LogReader:
         if is_empty(key):
             raise RecordError("the row names no conversation")
         rows = self._rows if is_message else self._batch
+        self._num_batch_rows += not is_message
         rows.setdefault(json.dumps(key, default=str), []).append(row)
         return True
 

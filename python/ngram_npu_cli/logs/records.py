@@ -42,7 +42,7 @@ class Row(NamedTuple):
 def read_turns(record: Record, where: str) -> Conversation:
     """Returns the conversation of a record with `turns`, or with token ids."""
     turns = []
-    for turn in check_list(record.get("turns", [record]), "turns"):
+    for turn in check_list(decode_json(record.get("turns", [record])), "turns"):
         if "completion_token_ids" in turn:
             prompt_ids = check_token_ids(turn.get("prompt_token_ids"), "prompt_token_ids")
             ids = check_token_ids(turn["completion_token_ids"], "completion_token_ids")
@@ -182,7 +182,7 @@ def _has_answer(messages: Iterable[Message]) -> bool:
 class _Node(NamedTuple):
     """A row in a tree of messages; `response` is the id of the model's response."""
 
-    parent: Any
+    parent: str | None
     response: str | None
     messages: list[Message]
 
@@ -192,18 +192,19 @@ def _follow_parents(rows: Sequence[Fields]) -> list[list[_Node]]:
     a row that was written twice counts once."""
     nodes: dict[str, _Node] = {}
     for fields in rows:
-        content = fields.get("content")
+        content = decode_json(fields.get("content"))
         response = content.get("id") if isinstance(content, dict) else None
         messages = parse_message(content) if content is not None else []
-        node = _Node(fields.get("parent"), response, messages)
+        parent = None if is_empty(fields.get("parent")) else str(fields["parent"])
+        node = _Node(parent, None if response is None else str(response), messages)
         if nodes.setdefault(str(fields.get("id")), node) != node:
             raise RecordError("two rows have the same id and different contents")
     path_of_root: dict[str, list[str]] = {}
     root_of: dict[str, str] = {}
     for name in nodes:
         path = [name]
-        while not is_empty(parent := nodes[path[-1]].parent):
-            if not isinstance(parent, str) or parent not in nodes or len(path) > len(nodes):
+        while (parent := nodes[path[-1]].parent) is not None:
+            if parent not in nodes or len(path) > len(nodes):
                 raise RecordError("the parent of a row is not in the log")
             path.append(parent)
         path_of_root[path[-1]] = path  # that of the last row remains
@@ -228,9 +229,10 @@ def _merge_answers(nodes: Sequence[_Node]) -> list[Message]:
     messages: list[Message] = []
     number_of: dict[str, int] = {}
     for node in nodes:
-        number = number_of.get(node.response) if isinstance(node.response, str) else None
+        number = None if node.response is None else number_of.get(node.response)
         if number is None:
-            number_of[str(node.response)] = len(messages)
+            if node.messages and node.response is not None:
+                number_of[node.response] = len(messages)
             messages += node.messages
         elif node.messages:
             merged = [messages[number]]
@@ -255,5 +257,6 @@ def _parse_time(value: Any) -> float:
             value = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
         if isinstance(value, datetime):
             value = value.replace(tzinfo=value.tzinfo or timezone.utc).timestamp()
-        return float(value)
+        if abs(seconds := float(value)) < 1e20:
+            return seconds
     raise RecordError("the time of a row must be a number or ISO 8601")

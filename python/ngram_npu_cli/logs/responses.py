@@ -16,6 +16,7 @@ from ngram_npu_cli.logs.values import (
     check_list,
     check_text,
     check_token_ids,
+    decode_json,
     list_keys,
 )
 
@@ -56,7 +57,7 @@ def parse_answers(response: Any, *, may_be_json: bool) -> list[Answer]:
     if "body" in response:
         return parse_answers(response["body"], may_be_json=True)
     if "choices" in response:
-        choices = check_list(response["choices"], "choices")
+        choices = check_list(decode_json(response["choices"]), "choices")
         if len({str(choice.get("index", i)) for i, choice in enumerate(choices)}) < len(choices):
             raise RecordError("several choices have the same index")
         answers = [_parse_choice(choice, response) for choice in choices]
@@ -126,10 +127,12 @@ def _is_response(value: Any) -> bool:
     choices, error = value.get("choices"), value.get("error")
     has_choices = isinstance(choices, list) and all(isinstance(item, dict) for item in choices)
     has_output = isinstance(value.get("output"), list) and "object" in value
+    inner = [value.get(key) for key in ("body", "message")]
     is_message = value.get("role") == "assistant" and len(value) > 1
+    has_inner = any(isinstance(item, dict) and len(item) > 1 for item in inner)
     is_event = str(value.get("type")).startswith("response.")
     is_error = isinstance(error, dict) and "message" in error
-    return has_choices or has_output or is_message or is_event or is_error
+    return has_choices or has_output or is_message or has_inner or is_event or is_error
 
 
 def _parse_lines(text: str) -> list[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ class Ledger:
 
 
 class RandomSteps:
-    """Random steps with a store that is cleared, saved and loaded."""
+    """Random steps with a store that is cleared and warmed."""
 
     def __init__(self, seed: int, num_blocks: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -165,11 +166,20 @@ class RandomSteps:
                 scope = self.rng.choice(SCOPES[:3])
                 self.store.clear(scope)
                 self.ledger.forget(scope)
+            if self.rng.random() < 0.01:
+                self._warm(self.rng.choice(SCOPES[:3]))
             self.step()
             if self.num_steps % 20 == 0:
                 self.check()
         self.check()
         self.store.check_integrity()
+
+    def _warm(self, scope: Scope) -> None:
+        request = self.ledger.make_request(scope)
+        begin = len(request.tokens)
+        tokens = self.ledger.generate_tokens(request, self.rng.randint(1, 300))
+        self.ledger.add_tokens(request, tokens, may_store=True)
+        self.store.warm([request.tokens[begin:]], scope=scope)
 
     def check(self) -> None:
         self.ledger.check_store(self.store)
@@ -196,7 +206,7 @@ class RandomSteps:
 
 class RandomSynchronousSteps(RandomSteps):
     """Steps of a runner like V1 of vLLM, which tells the proposer nothing about rows: they are
-    swapped, condensed, preempted and reused."""
+    swapped, condensed, preempted and reused. The store is saved, and loaded by another process."""
 
     def __init__(self, seed: int, num_blocks: int = 512) -> None:
         super().__init__(seed, num_blocks)
@@ -207,6 +217,11 @@ class RandomSynchronousSteps(RandomSteps):
 
     def step(self) -> None:
         rng = self.rng
+        if rng.random() < 0.01:
+            with TemporaryDirectory() as folder:
+                self.store.save(f"{folder}/store")
+                self.store = NgramStore.load(f"{folder}/store")
+            self.proposer = NgramProposer(CONFIG, store=self.store)
         self._change_rows()
         sampled = np.zeros(ROWS, np.int32)
         scopes = np.zeros(ROWS, np.int64)

@@ -61,7 +61,7 @@ STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_feed", "scop
 MAX_BATCHES = 2
 """The store holds back the text of a request's newest step, because the request may have ended
 within it. With more batches in flight, it would store tokens from after the end of a request."""
-DEFAULT_MIN_PROBABILITY = 0.177
+DEFAULT_MIN_PROBABILITY = 0.12
 """For servers where one more token takes 5 % of a step."""
 MAX_TEXT_ROWS = 1024
 """Maximum number of fed texts that may be continued."""

@@ -270,6 +270,16 @@ def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:
     )
 
 
+def contains_up_to(tokens: Sequence[int], stored: list[int], max_excess: int) -> bool:
+    """Returns whether tokens contain a stored text without at most ``max_excess`` of its last
+    tokens."""
+    for excess in range(min(max_excess + 1, len(stored))):
+        piece = stored[: len(stored) - excess]
+        if any(tokens[i : i + len(piece)] == piece for i in range(len(tokens) - len(piece) + 1)):
+            return True
+    return False
+
+
 def encode_corpus(model: Path, length: int) -> list[int]:
     """Returns the tokens of a passage of the corpus of `length` characters."""
     tokenizer = AutoTokenizer.from_pretrained(model)

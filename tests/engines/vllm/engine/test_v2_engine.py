@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import v2_runs
-from engines import K, make_params, start_engine
+from engines import K, contains_up_to, make_params, start_engine
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from v2_runs import METHODS, Run
 from vllm import SamplingParams
@@ -70,10 +70,6 @@ def test_adaptive_verification_does_not_verify_unlikely_drafts(runs: Runs) -> No
     assert run.partly_accepted >= 5
 
 
-def contains(tokens: list[int], piece: list[int]) -> bool:
-    return any(tokens[i : i + len(piece)] == piece for i in range(len(tokens) - len(piece) + 1))
-
-
 @pytest.mark.parametrize("method", STORE_METHODS)
 def test_store_contains_generated_text_only_and_provides_drafts(runs: Runs, method: str) -> None:
     """Prompts, and tokens of steps that ran after the end of a request, are not stored. With
@@ -87,8 +83,7 @@ def test_store_contains_generated_text_only_and_provides_drafts(runs: Runs, meth
     outputs = run.get_token_ids()
     max_excess = K if METHODS[method].asynchronous else 0
     for _, text in run.stored_texts:
-        pieces = [text[: len(text) - excess] for excess in range(min(max_excess + 1, len(text)))]
-        assert any(contains(output, piece) for output in outputs for piece in pieces), text
+        assert any(contains_up_to(output, text, max_excess) for output in outputs), text
     assert run.store is not None
     assert run.store.tokens_held == sum(len(text) for _, text in run.stored_texts)
     assert run.store.tokens_held > sum(map(len, outputs)) / 2

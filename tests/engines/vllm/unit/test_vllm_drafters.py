@@ -175,11 +175,11 @@ def test_drafts_equal_the_reference(name: str, has_store: bool, seed: int) -> No
         engine.store.check_integrity()
 
 
-@pytest.mark.parametrize("probability", [0.177, 0.5])
+@pytest.mark.parametrize("probability", [0.12, 0.5])
 @pytest.mark.parametrize("method", ["custom_class", "ngram"])
 def test_draft_of_synchronous_runner_ends_by_its_cost(method: str, probability: float) -> None:
-    """Without the option, the probability is 0.177."""
-    options = {} if probability == 0.177 else {"min_draft_probability": probability}
+    """Without the option, the probability is 0.12."""
+    options = {} if probability == 0.12 else {"min_draft_probability": probability}
     engine = V1(**options)
     config = NgramConfig(
         k=K, max_len=LENGTH, vocab_size=VOCABULARY, min_draft_probability=probability
@@ -388,7 +388,7 @@ BESIDE_HINT = "StandaloneARSpeculator where more accepted tokens are expected of
     [
         (V1, {"num_threads": 0}, "num_threads=as torch ", []),
         (V1, {}, "lookup=auto (n-grams of 1 to 16 tokens, latest match, overlap=True) num_sp", []),
-        (V1, {}, " min_draft_probability=0.177 ", []),
+        (V1, {}, " min_draft_probability=0.12 ", []),
         (
             V1,
             {"lookup": "ngram"},

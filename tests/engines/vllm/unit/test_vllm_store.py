@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +171,7 @@ def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "store"
     monkeypatch.setattr(shared_store, "IDLE_S", 0.02)
     proposer, store = create_proposer(store_file=str(path))
+    thread = getattr(proposer, ATTRIBUTE).shared_store._thread
     store.warm([WORDS])
     wait_for_tokens(path, len(WORDS))
     store.warm([WORDS])
@@ -180,7 +180,7 @@ def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     del proposer, store
     gc.collect()
     wait_for_tokens(path, 2 * len(WORDS))  # saved when the engine ends
-    assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
+    assert not thread.is_alive()
 
 
 def test_store_that_is_never_idle_is_saved_at_the_interval(
