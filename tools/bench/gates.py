@@ -77,7 +77,11 @@ def measure_quality(data: Path | None, quick: bool) -> dict[str, Any]:
     sets, values = load_sets(data), dict[str, Any]()
     for has_store, suffix in ((False, ""), (True, ", store")):
         for k in K[:1] if quick else K:
-            values[f"padded k={k}{suffix}"] = mean_padded(sets, k, has_store)
+            values[f"padded k={k}{suffix}"] = mean_padded(sets, NgramConfig(k=k), has_store)
+            for lowest, highest in () if has_store or quick else ((2, 5), (1, 16)):
+                vllm = NgramConfig(k=k, min_n=lowest, max_n=highest, overlap=False)
+                name = f"padded k={k}, vLLM's n-grams of {lowest} to {highest}"
+                values[name] = mean_padded(sets, vllm, False)
         curve = replay_trimmed(sets, has_store, COST_LIMITS[2:4] if quick else COST_LIMITS)
         values[f"trimmed{suffix}"] = find_best_speedup(curve)
         if data is not None and not quick:
@@ -87,17 +91,17 @@ def measure_quality(data: Path | None, quick: bool) -> dict[str, Any]:
         for short, name in TRAFFIC.items():
             requests = load_sets(data, f"traffic/{name}.*")[name]
             traffic = {name: requests[: MAX_CONVERSATIONS[short]]}
-            values[f"padded k=5, {short}"] = mean_padded(traffic, 5, False)
-            values[f"padded k=5, store, {short}"] = mean_padded(traffic, 5, True)
+            values[f"padded k=5, {short}"] = mean_padded(traffic, NgramConfig(k=5), False)
+            values[f"padded k=5, store, {short}"] = mean_padded(traffic, NgramConfig(k=5), True)
             curve = replay_trimmed(traffic, True, COST_LIMITS)
             values[f"trimmed, store, {short}"] = find_best_speedup(curve)
     return values
 
 
-def mean_padded(sets: Sets, k: int, has_store: bool) -> float:
+def mean_padded(sets: Sets, config: NgramConfig, has_store: bool) -> float:
     """Returns tokens per step, the mean over the sets."""
-    drafters = ((r, PaddingDrafter(k, has_store)) for r in sets.values())
-    return compute_mean(replay(r, d, k, padded=True).tokens_per_step for r, d in drafters)
+    drafters = ((r, PaddingDrafter(config, has_store)) for r in sets.values())
+    return compute_mean(replay(r, d, config.k, padded=True).tokens_per_step for r, d in drafters)
 
 
 Curve = dict[str, list[Counts]]

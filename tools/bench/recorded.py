@@ -165,9 +165,9 @@ class PaddingDrafter:
     """Drafts as an asynchronous runner does: drafts are padded with the text that follows, and the
     newest step's tokens are not in the store yet."""
 
-    def __init__(self, k: int, has_store: bool) -> None:
-        self._k = k
-        self._arguments = NgramConfig(k=k).lookup_arguments
+    def __init__(self, config: NgramConfig, has_store: bool) -> None:
+        self._k = config.k
+        self._arguments = config.lookup_arguments
         del self._arguments["k"]
         self._store = make_store() if has_store else None
 
