@@ -25,7 +25,7 @@ namespace ngram_npu::twin {
 enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kNumPipes = 4 };
 
 // The model's cost of each operation, in cycles of the vector core's clock unless stated otherwise. By default all
-// costs are 0. tools/bench/ops/ascendc_model.py sets the costs and names their sources.
+// costs are 0. tools/npu/lookup_costs.py sets the costs and names their sources.
 struct CostModel {
   double copy_bytes_per_cycle = 1e9;  // of one core
   double gm_bytes_per_cycle = 1e9;    // of all cores of a launch together
