@@ -444,10 +444,13 @@ class SpanMatches {
   __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
     sync_pipes<AscendC::HardEvent::S_MTE2>();
     matches_.load(0, Gm<const int32_t>(workspace) + first * match_ints_, count * match_ints_);
-    load_event_ = static_cast<int32_t>(GetTPipePtr()->FetchEventID(AscendC::HardEvent::MTE2_S));
+    load_event_ = GetTPipePtr()->AllocEventID<AscendC::HardEvent::MTE2_S>();
     AscendC::SetFlag<AscendC::HardEvent::MTE2_S>(load_event_);
   }
-  __aicore__ inline void wait() const { AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(load_event_); }
+  __aicore__ inline void wait() const {
+    AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(load_event_);
+    GetTPipePtr()->ReleaseEventID<AscendC::HardEvent::MTE2_S>(load_event_);
+  }
 
   // The best match of request j of the pass.
   __aicore__ inline Match operator()(int64_t j, const UpdatedRow& row) const {
@@ -464,7 +467,7 @@ class SpanMatches {
   const int32_t match_policy_;
   const int64_t match_ints_;
   LocalBuffer<int32_t> matches_;
-  int32_t load_event_ = 0;  // set by load(), awaited by wait()
+  AscendC::TEventID load_event_ = 0;  // reserved from load() to wait()
 };
 
 // For a single launch: one core searches a whole row and then drafts. `Results` collects the results of a pass. Results
