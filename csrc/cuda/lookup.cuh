@@ -38,8 +38,8 @@ __device__ T* global(T* pointer) {
   return pointer;
 }
 
-// Loads tokens that are not needed again soon, so that the caches evict them first. `make gpu-loads` measures the
-// difference to plain loads.
+// Loads tokens that are not needed again soon, so that the caches evict them first. NGRAM_NPU_PLAIN_LOADS
+// selects plain loads, for measurements.
 __device__ inline int4 load_once(const int4* vector) {
 #if defined(NGRAM_NPU_PLAIN_LOADS)
   return *global(vector);

@@ -1,10 +1,10 @@
-// libFuzzer targets (`make fuzz`): the bytes choose the events of an episode, which compares results with definitions.
-//   fuzz_device_store   requests that share a device store; contents and drafts must equal those of a naive model
+// libFuzzer targets (`make test-sanitizers`): the bytes choose the events of an episode, which compares results with definitions.
+//   fuzz_store   requests that share a store; contents and drafts must equal those of a naive model
 #include <cstdio>
 #include <cstdlib>
 
 #include "choices.h"
-#include "device_store_episode.h"
+#include "store_episode.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -39,5 +39,5 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ByteChoices choices(data, size);
   const int64_t variant = choices.below(4);
-  return run_episode(DeviceStoreEpisode(choices, kFlushes[variant % 2], variant / 2 != 0));
+  return run_episode(StoreEpisode(choices, kFlushes[variant % 2], variant / 2 != 0));
 }
