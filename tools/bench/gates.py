@@ -40,7 +40,7 @@ TRAFFIC = {
 }
 MAX_CONVERSATIONS = {"gsm8k": 500, "crux": 800, "tau": 200}
 K, TRIMMED_K = (5, 8), 8
-COST_LIMITS = (28, 34, 40, 46, 52, 58)
+COST_LIMITS = (28, 34, 40, 46, 50, 58)
 """Limits of a draft's costs, in sixteenths of a bit. The best mean over the sets counts."""
 VERIFICATION_COST = 0.05
 """Time to verify a drafted token, as a share of a step's time."""
@@ -82,7 +82,7 @@ def measure_quality(data: Path | None, quick: bool) -> dict[str, Any]:
                 vllm = NgramConfig(k=k, min_n=lowest, max_n=highest, overlap=False)
                 name = f"padded k={k}, vLLM's n-grams of {lowest} to {highest}"
                 values[name] = mean_padded(sets, vllm, False)
-        curve = replay_trimmed(sets, has_store, COST_LIMITS[2:4] if quick else COST_LIMITS)
+        curve = replay_trimmed(sets, has_store, COST_LIMITS[3:5] if quick else COST_LIMITS)
         values[f"trimmed{suffix}"] = find_best_speedup(curve)
         if data is not None and not quick:
             name = f"at equal drafts / suffix decoding{suffix}"
