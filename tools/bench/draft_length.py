@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from ngram_npu import _C, NgramConfig
 from ngram_npu.draft_length import DraftLengthController
+from ngram_npu_cli.tokenization import TokenRequest
 
 from tools.bench.measure import make_parser, write_result
-from tools.bench.recorded import Conversation, find_data, join_tokens, load_sets
+from tools.bench.recorded import find_data, load_sets
 
 K = 5
 LENGTHS = (0, 1, 3, 5)
@@ -61,13 +62,13 @@ def time_moe_30b(batch: int, length: int) -> float:
 CURVES: Mapping[str, Callable[[int, int], float]] = {"dense": time_dense_8b, "moe": time_moe_30b}
 
 
-def count_accepted(conversations: Sequence[Conversation]) -> npt.NDArray[np.int64]:
+def count_accepted(conversations: Sequence[TokenRequest]) -> npt.NDArray[np.int64]:
     """Returns the number of correct leading draft tokens at each position of all completions."""
     counts = []
     arguments = NgramConfig(k=K).lookup_arguments | {"fill": True}
     for conversation in conversations:
-        text, end = join_tokens(conversation), 0
-        for prompt, completion in conversation:
+        text, end = conversation.tokens(), 0
+        for prompt, completion in conversation.turns:
             begin, end = end + len(prompt), end + len(prompt) + len(completion)
             positions = np.arange(begin + 1, end, dtype=np.int32)
             rows = np.broadcast_to(text, (len(positions), len(text)))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from ngram_npu import _C, NgramConfig, NgramStore
+from ngram_npu_cli.tokenization import TokenRequest
 
 BATCH = 32
 """Number of conversations that are replayed at the same time."""
@@ -27,9 +28,7 @@ _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data"
 _MODULES = ("argparse", "ast", "configparser", "csv", "difflib", "enum", "inspect", "pickle")
 
 Int32Array = npt.NDArray[np.int32]
-Conversation = list[tuple[Int32Array, Int32Array]]
-"""Prompt and completion of each turn."""
-Sets = dict[str, list[Conversation]]
+Sets = dict[str, list[TokenRequest]]
 
 
 def find_data(folder: Path | None) -> Path | None:
@@ -49,13 +48,19 @@ def load_sets(data: Path | None, pattern: str = "replay/*.jsonl.gz") -> Sets:
     if data is None:
         files = [Path(sysconfig.get_path("stdlib"), f"{module}.py") for module in _MODULES]
         texts = [np.frombuffer(file.read_bytes(), np.uint8).astype(np.int32) for file in files]
-        return {"stdlib": [[(t[: len(t) // 2], t[len(t) // 2 :][:12_000])] for t in texts]}
+        halves = [(t[: len(t) // 2], t[len(t) // 2 :][:12_000]) for t in texts]
+        return {"stdlib": [TokenRequest((pair,)) for pair in halves]}
     encode = load_tokenizer()
     for path in sorted(data.glob(pattern)):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             records = [json.loads(line)["turns"] for line in file]
         sets[path.name.partition(".")[0]] = [
-            [(encode(f"USER: {t['prompt']} ASSISTANT:"), encode(t["completion"])) for t in turns]
+            TokenRequest(
+                tuple(
+                    (encode(f"USER: {turn['prompt']} ASSISTANT:"), encode(turn["completion"]))
+                    for turn in turns
+                )
+            )
             for turns in records
         ]
     return sets
@@ -71,10 +76,6 @@ def load_tokenizer() -> Any:
     return lambda text: np.array(tokenizer.encode(text, bos=False, eos=False), np.int32)
 
 
-def join_tokens(conversation: Conversation) -> Int32Array:
-    return np.concatenate([part for turn in conversation for part in turn])
-
-
 class Counts(NamedTuple):
     """Results of a replay."""
 
@@ -86,7 +87,7 @@ class Counts(NamedTuple):
         return self.tokens_per_step / (1 + cost * self.drafted_per_step)
 
 
-def replay(conversations: Sequence[Conversation], drafter: Any, k: int, *, padded: bool) -> Counts:
+def replay(conversations: Sequence[TokenRequest], drafter: Any, k: int, *, padded: bool) -> Counts:
     """Replays conversations in order, `BATCH` at a time, each in one row for all of its turns. The
     recorded completions replace the target model, and prefill yields the first token of each.
 
@@ -96,7 +97,7 @@ def replay(conversations: Sequence[Conversation], drafter: Any, k: int, *, padde
         padded: Whether all k draft tokens are verified.
     """
     num_rows = min(BATCH, len(conversations))
-    capacity = max(len(join_tokens(c)) for c in conversations)
+    capacity = max(len(c.tokens()) for c in conversations)
     token_ids, num_tokens = np.zeros((num_rows, capacity), np.int32), np.zeros(num_rows, np.int32)
     waiting = iter(conversations)
     rows = [_Row(waiting) for _ in range(num_rows)]
@@ -131,7 +132,7 @@ def replay(conversations: Sequence[Conversation], drafter: Any, k: int, *, padde
 class _Row:
     """A row of the batch: a conversation, and the tokens that were sampled in the last step."""
 
-    def __init__(self, waiting: Iterator[Conversation]) -> None:
+    def __init__(self, waiting: Iterator[TokenRequest]) -> None:
         self._waiting = waiting
         self._spans: list[tuple[int, int]] = []
         self._is_new = False
@@ -151,10 +152,8 @@ class _Row:
             conversation = next(self._waiting, None)
             if conversation is None:
                 return False
-            self.text, self._is_new, self.length = join_tokens(conversation), True, 0
-            ends = np.cumsum([len(part) for turn in conversation for part in turn])
-            pairs = zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True)
-            self._spans = [(start, end) for start, end in pairs if end - start >= 2]
+            self.text, self._is_new, self.length = conversation.tokens(), True, 0
+            self._spans = list(conversation.spans())
         start, self.end = self._spans.pop(0)
         tokens[:start] = self.text[:start]
         self.length, self.num_due = start, 1
@@ -231,9 +230,7 @@ def make_steps(sets: Sets, size: str, count: int = 12) -> Steps:
     """Returns steps for a batch such as "128x32k" (k: 1024 tokens). The rows begin at different
     places of the text of all sets; they are a few tokens wider than the steps need."""
     batch, context = (int(n.removesuffix("k")) * (1024 if "k" in n else 1) for n in size.split("x"))
-    text = np.concatenate(
-        [join_tokens(c) for conversations in sets.values() for c in conversations]
-    )
+    text = np.concatenate([c.tokens() for conversations in sets.values() for c in conversations])
     starts = np.arange(batch) * len(text) // batch
     # An odd number of cache lines per row, so that the rows begin in different cache sets.
     width = ((context + 2 * count + 16) // 16 | 1) * 16

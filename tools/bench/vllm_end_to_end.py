@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ngram_npu_cli.tokenization import TokenRequest
 
 from tools.bench.measure import ROOT, make_parser, write_result
-from tools.bench.recorded import Conversation, find_data, join_tokens, load_sets
+from tools.bench.recorded import find_data, load_sets
 
 K = 5
 SETS = ("specbench-chat", "tau-bench-airline")
@@ -100,7 +101,7 @@ class RecordedModel:
         return logits.scatter_(1, self._tokens[following], 1.0)
 
 
-def run_engine(name: str, model: str, conversations: Sequence[Conversation]) -> dict[str, float]:
+def run_engine(name: str, model: str, conversations: Sequence[TokenRequest]) -> dict[str, float]:
     """Generates the completions of the conversations with a new engine."""
     from vllm import LLM, SamplingParams
 
@@ -125,11 +126,11 @@ def run_engine(name: str, model: str, conversations: Sequence[Conversation]) -> 
     recorded = RecordedModel(core.model_executor.driver_worker.worker.model_runner)
     num_generated, seconds = 0, 0.0
     for conversation in conversations:
-        for turn in range(len(conversation)):
-            completion = conversation[turn][1]
+        for turn in range(len(conversation.turns)):
+            completion = conversation.turns[turn][1]
             if len(completion) < 2:
                 continue
-            text = join_tokens(conversation[: turn + 1])
+            text = TokenRequest(conversation.turns[: turn + 1]).tokens()
             prompt = text[: len(text) - len(completion)].tolist()
             recorded.begin(text, len(prompt))
             params = SamplingParams(temperature=0, max_tokens=len(completion), ignore_eos=True)
