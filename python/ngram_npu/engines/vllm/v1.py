@@ -211,7 +211,8 @@ class AsyncNgramProposer:
                 self.ngram_npu.find_scope(*(getattr(request, field, None) for field in fields))
                 for request in (self._runner.requests[request_id] for request_id in requests)
             ]
-            tensor, device = torch.tensor(scopes, dtype=torch.int64), self.ngram_npu.device
+            device = self.ngram_npu.device
+            tensor = torch.tensor(scopes, dtype=torch.int64, device="cpu")
             if device is not None and device.type != "cpu":
                 tensor = tensor.pin_memory().to(device, non_blocking=True)
             self._last_requests, self._last_scopes = list(requests), tensor
