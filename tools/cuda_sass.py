@@ -1,4 +1,4 @@
-"""Checks the lookups' machine code, and the size of the device store's kernels.
+"""Checks the lookups' machine code, and the size of the store's kernels.
 
     python -m tools.cuda_sass [--write]
 
@@ -6,7 +6,7 @@ Compiles the kernels for four architectures (no GPU is needed), disassembles the
 (from the toolkit or the package nvidia-cuda-nvdisasm; tested with 13.5) and compares the result
 with csrc/cuda/sass.json. For a short row, a lookup may wait for memory at most ROUND_TRIPS times in
 a row. The instructions of a warp may exceed the recorded number by GROWTH, those of a kernel of the
-device store, too. Tokens must be read by 16-byte loads of global memory. All threads together must
+store, too. Tokens must be read by 16-byte loads of global memory. All threads together must
 not execute more instructions than the plain scan of the benchmarks (BASELINE). ``--write`` records
 the result.
 """
@@ -31,7 +31,7 @@ RECORD = SOURCES / "sass.json"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 KERNELS = ("ngram_propose", "ngram_step")
 BASELINE = ROOT / "tools" / "bench" / "plain_scan.cu"
-SIZED = "device_store"
+SIZED = "store"
 """The source whose kernels have a recorded number of instructions."""
 GROWTH = 0.1
 ROUND_TRIPS = 4

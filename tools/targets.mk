@@ -125,10 +125,10 @@ PROOF ?= $(BUILD)/proof
 prove-async: install
 	mkdir -p $(PROOF) && PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(PROOF)/async-proof.json
 
-# A device store in a million random steps, compared with a naive model, and in 100,000 steps of two ranks.
+# The store in a million random steps, compared with a naive model, and in 100,000 steps of two ranks.
 prove-store: install twins
-	$(call build,cpp,,device_store_test)
-	NGRAM_NPU_DEVICE_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/device_store_test
+	$(call build,cpp,,store_test)
+	NGRAM_NPU_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/store_test
 	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
 
 prove-mutants: install twins

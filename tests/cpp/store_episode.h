@@ -1,4 +1,4 @@
-// Random steps of requests that share a device store between guard pages, compared with a naive model after each call.
+// Random steps of requests that share a store between guard pages, compared with a naive model after each call.
 // All scopes have the same phrases, so text of another scope would match everywhere; the marks in between show whose
 // text a draft is. No gtest here: the fuzz target has none.
 #pragma once
@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/device_store.h"
-#include "device_store_model.h"
+#include "core/store.h"
 #include "guard_pages.h"
+#include "store_model.h"
 
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_device_store_append_(const ngram_npu::DeviceStoreAppendParams*, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_device_store_propose_(const ngram_npu::DeviceStoreProposeParams*, void*);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_store_append_(const ngram_npu::StoreAppendParams*, void*);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_store_propose_(const ngram_npu::StoreProposeParams*, void*);
 
 namespace ngram_npu::test {
 
-class DeviceStoreEpisode {
+class StoreEpisode {
  public:
   // flush: the side next to a guard page. corrupt: overwrites words between events; calls then only stay in bounds.
-  DeviceStoreEpisode(Choices& choices, Flush flush, bool corrupt)
+  StoreEpisode(Choices& choices, Flush flush, bool corrupt)
       : choices_(choices),
         corrupt_(corrupt),
         hold_back_(choices_.one_in(2)),
@@ -35,8 +35,8 @@ class DeviceStoreEpisode {
         max_new_(choices_.one_in(4) ? choices_.between(1, 8) : 400),
         text_(num_blocks_, 256, flush),
         blocks_(num_blocks_, 8, flush),
-        table_(DeviceStoreModel::kLevels, columns_, flush),
-        slots_(batch_, 3, flush),
+        table_(StoreModel::kLevels, 2 * columns_, flush),
+        slots_(batch_, 8, flush),
         allocator_(2, flush),
         tokens_(batch_, kCapacity, flush),
         lengths_(batch_, flush),
@@ -44,15 +44,16 @@ class DeviceStoreEpisode {
         drafts_(batch_, k_, flush),
         counts_(batch_, flush),
         match_(batch_, flush),
+        agreement_(batch_, flush),
         rows_(static_cast<size_t>(batch_)),
-        model_(num_blocks_, columns_, batch_, choices_.one_in(4) ? DeviceStoreModel::kEnd - choices_.below(16) : 1) {
+        model_(num_blocks_, columns_, batch_, choices_.one_in(4) ? StoreModel::kEnd - choices_.below(16) : 1) {
     const auto zero = [](const auto& rows, int64_t count, int64_t width) {
       for (int64_t row = 0; row < count; ++row) std::fill_n(rows[row], width, 0);
     };
     zero(text_, num_blocks_, 256);
     zero(blocks_, num_blocks_, 8);
-    zero(table_, DeviceStoreModel::kLevels, columns_);
-    zero(slots_, batch_, 3);
+    zero(table_, StoreModel::kLevels, 2 * columns_);
+    zero(slots_, batch_, 8);
     std::fill_n(allocator_.data(), 2, static_cast<int32_t>(model_.next_number()));
     for (int64_t row = 0; row < batch_; ++row) begin_request(row);
   }
@@ -62,7 +63,8 @@ class DeviceStoreEpisode {
       if (const char* error = run_event()) return error;
     }
     const bool intact = text_.is_intact() && blocks_.is_intact() && table_.is_intact() && slots_.is_intact() &&
-                        allocator_.is_intact() && drafts_.is_intact() && counts_.is_intact() && match_.is_intact();
+                        allocator_.is_intact() && drafts_.is_intact() && counts_.is_intact() && match_.is_intact() &&
+                        agreement_.is_intact();
     if (!intact) return "memory outside a tensor was written";
     event_counts_ += model_.event_counts();
     return nullptr;
@@ -71,14 +73,15 @@ class DeviceStoreEpisode {
   const EventCounts& event_counts() const { return event_counts_; }
 
  private:
-  using Model = DeviceStoreModel;
+  using Model = StoreModel;
 
   enum HeadWord : int64_t { kNumber, kPrevious, kNext, kFill, kScopeLow, kScopeHigh };  // of a block
   static constexpr int64_t kCapacity = 1200;
   static constexpr int32_t kFirstMark = 1000, kFirstPrompt = 1'000'000, kGarbage = 10'000'000;
   static constexpr int32_t kHostile[] = {INT32_MIN, -1, 0, 1, INT32_MAX};
   // Some have the same low or the same high 32 bits.
-  static constexpr int64_t kScopes[] = {0, 7, INT64_MIN, (int64_t{1} << 32) + 7, -1};
+  static constexpr int64_t kScopes[] = {0, 7, INT64_MIN, (int64_t{1} << 32) + 7, -2};
+  static constexpr int64_t kPrivateScope = -1;
 
   // A row of tokens and its request. With hold_back_, a request's last step has garbage tokens, which are not stored.
   struct Row {
@@ -213,14 +216,14 @@ class DeviceStoreEpisode {
     for (int64_t left = choices_.below(20); left-- > 0;) {
       int32_t* const words[] = {text_[choices_.below(num_blocks_)] + choices_.below(256),
                                 blocks_[choices_.below(num_blocks_)] + choices_.below(6),
-                                table_[choices_.below(6)] + choices_.below(columns_),
-                                slots_[choices_.below(batch_)] + choices_.below(3),
+                                table_[choices_.below(6)] + choices_.below(2 * columns_),
+                                slots_[choices_.below(batch_)] + choices_.below(4),
                                 allocator_.data() + choices_.below(2)};
       *any_of(words) = choices_.one_in(2) ? any_of(kHostile) : static_cast<int32_t>(choices_.below(num_blocks_ * 512));
     }
   }
 
-  // Does what DeviceStore.clear does.
+  // Does what NgramStore.clear does.
   const char* clear() {
     const int64_t scope = choose_scope();
     for (int64_t row = 0; row < num_blocks_; ++row) {
@@ -240,7 +243,7 @@ class DeviceStoreEpisode {
 
   int64_t fill_of(int64_t row) const { return std::min<int64_t>(std::max(blocks_[row][kFill], 0), 256); }
 
-  // Does what DeviceStore.begin_step does before the block numbers run out.
+  // Does what NgramStore.begin_step does before the block numbers run out.
   const char* renumber() {
     const int64_t offset = std::max<int64_t>((int64_t{allocator_.data()[0]} - 1) / num_blocks_ - 1, 0) * num_blocks_;
     const auto reduce = [](int32_t* words, int64_t count, int64_t by) {
@@ -248,7 +251,7 @@ class DeviceStoreEpisode {
     };
     for (int64_t row = 0; row < batch_; ++row) reduce(slots_[row], 1, offset);
     for (int64_t row = 0; row < num_blocks_; ++row) reduce(blocks_[row], 3, offset);
-    for (int64_t level = 0; level < Model::kLevels; ++level) reduce(table_[level], columns_, offset * 256);
+    for (int64_t level = 0; level < Model::kLevels; ++level) reduce(table_[level], 2 * columns_, offset * 256);
     reduce(allocator_.data(), 2, offset);
     model_.renumber(offset);
     event_counts_["renumberings"] += offset > 0;
@@ -284,7 +287,9 @@ class DeviceStoreEpisode {
       const int64_t level = choices_.below(6), column = choices_.below(columns_);
       const int64_t near = blocks_[choices_.below(num_blocks_)][kNumber] * int64_t{256} + choices_.below(256);
       const auto position = static_cast<int32_t>(choices_.one_in(4) ? -1 - near : near);
-      model_.table_row(level)[static_cast<size_t>(column)] = table_[level][column] = position;
+      Model::Entry& entry = model_.table_row(level)[static_cast<size_t>(column)];
+      const int64_t word = choices_.below(2);
+      (word == 0 ? entry.newest : entry.second) = table_[level][2 * column + word] = position;
     }
     const int64_t block = choices_.below(num_blocks_);
     if (blocks_[block][kNumber] > 0 && !corrupt_) {
@@ -295,16 +300,17 @@ class DeviceStoreEpisode {
     if (has_hostile_arguments_ && choices_.one_in(2)) {  // a request that continues long before the end of its row
       const auto length = static_cast<int32_t>(choices_.below(std::min(lengths_.data()[row], 20)));
       slots_[slot][1] = length + 1;
-      slots_[slot][2] = Model::slot_key({tokens_[row], 0, 0, row_at(row).scope, 0}, length);
+      slots_[slot][3] = static_cast<int32_t>(choices_.between(length, lengths_.data()[row]));
+      slots_[slot][2] = Model::slot_key({tokens_[row], 0, 0, row_at(row).scope, 0}, slots_[slot][3]);
     } else {
-      const int64_t word = choices_.below(3);
+      const int64_t word = choices_.below(4);
       slots_[slot][word] = any_of(kHostile);
       if (word == 0) {  // no block, or one that is not assigned yet
         const int32_t number = blocks_[choices_.below(num_blocks_)][kNumber];
         slots_[slot][0] = number >= model_.next_number() ? number : any_of({INT32_MIN, -1, 0, INT32_MAX});
       }
     }
-    model_.slots()[static_cast<size_t>(slot)] = {slots_[slot][0], slots_[slot][1], slots_[slot][2]};
+    model_.slots()[static_cast<size_t>(slot)] = {slots_[slot][0], slots_[slot][1], slots_[slot][2], slots_[slot][3]};
     ++event_counts_["entries, fills and slots overwritten"];
     return has_equal_stores() ? nullptr : "the stores differ after an event";
   }
@@ -333,7 +339,8 @@ class DeviceStoreEpisode {
   void change_argument(Step& step) {
     constexpr int64_t kIndices[] = {INT64_MIN, -1, INT64_MAX};
     const int64_t i = choices_.below(step.count());
-    switch (choices_.below(4)) {
+    switch (choices_.below(5)) {
+      case 4: step.scopes[static_cast<size_t>(i)] = kPrivateScope; break;
       case 0: sampled_.data()[i] = any_of(kHostile); break;
       case 1:
         lengths_.data()[step.rows[static_cast<size_t>(i)]] =
@@ -349,7 +356,7 @@ class DeviceStoreEpisode {
   Model::Request request_of(const Step& step, int64_t i) const {
     const auto at = static_cast<size_t>(i);
     const int64_t row = step.rows[at], sampled = sampled_.data()[i];
-    if (row < 0 || row >= batch_ || sampled <= 0) return {};
+    if (row < 0 || row >= batch_ || sampled <= 0 || step.scopes[at] == kPrivateScope) return {};
     const int64_t length = lengths_.data()[row];
     if (length < 1 || length > kCapacity) return {};
     return {tokens_[row], length, sampled, step.scopes[at], step.slots[at]};
@@ -370,13 +377,13 @@ class DeviceStoreEpisode {
   }
 
   const char* append(const Step& step) {
-    auto p = make_params<DeviceStoreAppendParams>(step);
+    auto p = make_params<StoreAppendParams>(step);
     p.slot_indices = {step.slots.data(), 8};
     p.slots = slots_.view();
     p.allocator = allocator_.data();
     p.max_new = max_new_;
     p.hold_back = hold_back_;
-    ngram_npu_cpu_device_store_append_(&p, nullptr);
+    ngram_npu_cpu_store_append_(&p, nullptr);
     if (corrupt_) return nullptr;
     std::vector<Model::Request> requests;
     for (int64_t i = 0; i < step.count(); ++i) {
@@ -389,32 +396,37 @@ class DeviceStoreEpisode {
   }
 
   const char* propose(const Step& step) {
-    auto p = make_params<DeviceStoreProposeParams>(step);
+    auto p = make_params<StoreProposeParams>(step);
     p.draft_token_ids = {drafts_[0], drafts_.view().stride, 4};
     p.k = k_;
     p.num_draft_tokens = counts_.data();
     p.match_len = match_.data();
     p.max_len = choices_.one_in(12) ? any_of({INT64_MIN, int64_t{0}, int64_t{60}, kCapacity}) : INT64_MAX;
+    p.agreement = agreement_.data();
+    p.vocab_size = choices_.one_in(4) ? any_of({INT64_MIN, int64_t{0}, int64_t{1}, int64_t{6}, int64_t{9}, INT64_MAX})
+                                      : int64_t{INT32_MAX};
     p.fill = choices_.one_in(2);
     for (int64_t i = 0; i < batch_; ++i) {
       std::fill_n(drafts_[i], k_, 77);
       match_.data()[i] = choices_.one_in(8) ? static_cast<int32_t>(choices_.below(18)) : 0;
       if (has_hostile_arguments_ && choices_.one_in(16)) match_.data()[i] = any_of(kHostile);
-      counts_.data()[i] = static_cast<int32_t>(i);
+      counts_.data()[i] = agreement_.data()[i] = static_cast<int32_t>(i);
     }
     const std::vector<int32_t> own = match_.values();
-    ngram_npu_cpu_device_store_propose_(&p, nullptr);
+    ngram_npu_cpu_store_propose_(&p, nullptr);
     if (corrupt_) return nullptr;
     for (int64_t i = 0; i < batch_; ++i) {
       const Model::Request request = i < step.count() ? request_of(step, i) : Model::Request{};
       const int64_t own_len = own[static_cast<size_t>(i)];
       const int64_t budget = p.max_len > request.length ? std::min(k_, p.max_len - request.length) : 0;
       Model::Draft draft;
-      if (request.length > 0 && budget > 0) draft = model_.propose(request, own_len, budget);
+      if (request.length > 0 && budget > 0) draft = model_.propose(request, own_len, budget, p.vocab_size);
       std::vector<int32_t> expected(static_cast<size_t>(k_), 77);
       auto count = static_cast<int64_t>(draft.tokens.size());
       if (count > 0) {
-        std::fill(expected.begin(), expected.end(), p.fill ? request.row[request.length - 1] : -1);
+        const int32_t newest = request.row[request.length - 1];
+        const int32_t padding = !p.fill || p.vocab_size <= 0 ? -1 : newest >= 0 && newest < p.vocab_size ? newest : 0;
+        std::fill(expected.begin(), expected.end(), padding);
         std::copy(draft.tokens.begin(), draft.tokens.end(), expected.begin());
         if (!is_text_of_scope(draft.tokens, request.scope)) return "text of another scope was drafted";
         ++event_counts_["drafts"];
@@ -424,7 +436,8 @@ class DeviceStoreEpisode {
         count = i;
       }
       const bool is_equal = std::equal(expected.begin(), expected.end(), drafts_[i]) && counts_.data()[i] == count &&
-                            match_.data()[i] == draft.match_len;
+                            match_.data()[i] == draft.match_len &&
+                            agreement_.data()[i] == (i < step.count() ? draft.agreement : i);
       if (!is_equal) return "the drafts differ";
     }
     return nullptr;
@@ -442,6 +455,8 @@ class DeviceStoreEpisode {
     });
   }
 
+  static bool is_not_zero(int32_t word) { return word != 0; }
+
   bool has_equal_stores() {
     if (corrupt_) return true;
     int64_t num_blocks = 0;
@@ -456,16 +471,22 @@ class DeviceStoreEpisode {
                             head[kFill] == static_cast<int64_t>(block.tokens.size()) &&
                             scope_of_block(row) == block.scope && head[6] == 0 && head[7] == 0;
       if (!is_equal || !std::equal(block.tokens.begin(), block.tokens.end(), text_[row])) return false;
+      if (!block.is_shortened && std::any_of(text_[row] + block.tokens.size(), text_[row] + 256, is_not_zero))
+        return false;
     }
     if (num_blocks != static_cast<int64_t>(model_.blocks().size())) return false;
     for (int64_t level = 0; level < Model::kLevels; ++level) {
-      const std::vector<int32_t>& row = model_.table_row(level);
-      if (!std::equal(row.begin(), row.end(), table_[level])) return false;
+      const int32_t* words = table_[level];
+      for (const Model::Entry& entry : model_.table_row(level)) {
+        if (*words++ != entry.newest || *words++ != entry.second) return false;
+      }
     }
     for (int64_t i = 0; i < batch_; ++i) {
       const Model::Slot& slot = model_.slots()[static_cast<size_t>(i)];
       const int32_t* const words = slots_[i];
-      if (words[0] != slot.block || words[1] != slot.length || words[2] != slot.key) return false;
+      if (words[0] != slot.block || words[1] != slot.length || words[2] != slot.key || words[3] != slot.row_length ||
+          std::any_of(words + 4, words + 8, is_not_zero))
+        return false;
     }
     return allocator_.data()[0] == model_.next_number() && allocator_.data()[1] == model_.next_number();
   }
@@ -478,7 +499,7 @@ class DeviceStoreEpisode {
   GuardedRows<int32_t> tokens_;
   Guarded<int32_t> lengths_, sampled_;
   GuardedRows<int32_t> drafts_;
-  Guarded<int32_t> counts_, match_;
+  Guarded<int32_t> counts_, match_, agreement_;
   std::vector<Row> rows_;
   std::vector<int64_t> scopes_;                    // of the marks
   std::map<int64_t, std::vector<int32_t>> ended_;  // the latest ended request's text, by scope

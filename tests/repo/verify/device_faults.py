@@ -79,11 +79,20 @@ launch status is ignored
 +   cudaLaunchKernelEx(&config, kernel, arguments...);
 +   return kOk;
 
-@ csrc/cuda/device_store.cu hooks device_store_append_
-plain store instead of the atomic maximum
-- atomicMax(entry, position_of(append, t));
-+ *entry = larger(*entry, position_of(append, t));
-every block of the second launch writes the next block number
+@ csrc/cuda/store.cu hooks store_append_
+plain store instead of the atomic maximum of the newest position
+- atomicMax(&entry[kNewest], position);
++ entry[kNewest] = larger(entry[kNewest], position);
+plain store instead of the atomic maximum of the second newest position
+- atomicMax(&entry[kSecond], entry[kNewest]);
++ entry[kSecond] = larger(entry[kSecond], entry[kNewest]);
+copy and maximum are in one launch
+- atomicMax(&entry[kNewest], position);
++ atomicMax(&entry[kSecond], entry[kNewest]); atomicMax(&entry[kNewest], position);
+second newest position is stored after the newest was written
+- atomicMax(&entry[kNewest], position);
++ entry[kSecond] = atomicMax(&entry[kNewest], position);
+every block of the third launch writes the next block number
 -   if (i == 0 && thread == 0) p.allocator[kNextNumber] =
 +   if (thread == 0) p.allocator[kNextNumber] =
 first launch writes the word that it reads
@@ -94,32 +103,63 @@ n-gram is looked up in the launch that inserts n-grams
 -   __syncthreads();
 +   if (thread == 0) finish_append(p, append, i);
 +   __syncthreads();
-+   const int32_t* const entry = find_entry(p, append, row, seed, append.count, 0);
++   const int32_t* const entry = find_entry(p, append, row, seed_of_scope(scope), append.count, 0);
 +   if (thread == 0 && entry != nullptr && *entry < 0) p.slots[slot_of(p, i)][kSlotLength] = 0;
 block is read in the launch that writes blocks
--   const DeviceStoreAppend append = planned;
-+   DeviceStoreAppend append = planned;
+-   const StoreAppend append = planned;
++   StoreAppend append = planned;
 +   if (append.block > 0) append.fill = begin_append(p, i).fill;
 
-@ csrc/core/device_store.h fast device_store_append_
-scope is not in the key
-- store::key_of(gram, seed, static_cast<uint32_t>(level)) &
-+ store::key_of(gram, 0, static_cast<uint32_t>(level)) &
+@ csrc/cuda/store.cu fast store_append_
+copy is not launched
+- if (status == kOk) status = launch(store_copy_kernel
++ if (status != kOk) status = launch(store_copy_kernel
 
-@ csrc/core/device_store.h fast device_store_propose_
+@ csrc/core/store.h fast store_append_
+scope is not in the key
+- static_cast<int64_t>(key_of(ngram_hash, seed, level) & last_column)
++ static_cast<int64_t>(key_of(ngram_hash, 0, level) & last_column)
+text of the replaced block stays
+- return append.num_blocks > 0 ? room_of(append) + append.num_blocks * kBlockTokens : append.count;
++ return append.count;
+row that grew elsewhere continues
+- words[kSlotRowLength] == num_old && stored >= 0
++ stored >= 0
+text of the private scope is stored
+- p.num_sampled[i] <= 0 || scope == kPrivateScope || !p.token_ids.has(row) || !p.slots
++ p.num_sampled[i] <= 0 || !p.token_ids.has(row) || !p.slots
+
+@ csrc/core/store.h fast store_propose_
 scope is not compared: head[kNumber] == number && has_scope => head[kNumber] == number
 only half of the scope is compared
 - head[kScopeLow] == static_cast<int32_t>(scope) &&
 + head[kScopeLow] == static_cast<int32_t>(scope) ||
 text behind the fill is drafted
-- fill_of(contents, found.row) - found.offset};
-+ kBlockTokens - found.offset};
+- fill_of(contents, found.row) - found.offset;
++ kBlockTokens - found.offset;
 predecessor is used without a check
-- find_block(contents, contents.blocks[found.row][kPrevious], scope);
+- find_block(contents, contents.blocks[found.row][kPrevious], query.scope);
 + ring_row(contents, contents.blocks[found.row][kPrevious]);
 successor is used without a check
 - find_block(contents, contents.blocks[found.row][kNext], query.scope);
 + ring_row(contents, contents.blocks[found.row][kNext]);
+invalid id is drafted
+- if (!is_valid_token(contents.text[found.row][found.offset], p.vocab_size))
++ if (false)
+
+@ csrc/cuda/store.cu hooks store_propose_
+match length is written before all lanes have read it
+-     __syncwarp();
+-     if (draft.match_len > 0) {
++     if (draft.match_len > 0) {
+
+@ csrc/cuda/store.cu fast store_propose_
+tokens before the second newest position are not compared
+- draft.second = find_valid_occurrence(second_position, n);
++ draft.second = find_occurrence(p_, query_, second_position, n);
+invalid ids after the first one are drafted
+- is_valid_token(newest[j], p_.vocab_size);
++ newest[j] >= INT32_MIN;
 
 @ csrc/cuda/correction.cu fast correct_num_computed_tokens_
 barrier of a warp only
@@ -223,9 +263,9 @@ every block of a request appends: blockIdx.y == 0 && lane => lane
 _BARRIER_OPS = {
     "bookkeeping.cu": ["prepare_inputs"],
     "correction.cu": ["correct_num_computed_tokens_", "correct_spec_state_"],
-    "device_store.cu": ["device_store_append_"] * 2,
     "launch.cuh": ["correct_spec_state_", "correct_spec_state_", "prepare_inputs"],
     "lookup.cuh": ["ngram_propose"] * 4,
+    "store.cu": ["store_append_"] * 2,
 }
 """Per file with barriers: the operator whose samples detect that the n-th barrier is missing."""
 
@@ -249,7 +289,7 @@ def leave_out_each(pattern: str, file: Path) -> list[Fault]:
 
 
 CUDA_FAULTS += [
-    replace(fault, mode="hooks" if name == "device_store.cu" else "fast", op=op)
+    replace(fault, mode="hooks" if name == "store.cu" else "fast", op=op)
     for name, ops in _BARRIER_OPS.items()
     for fault, op in zip(
         leave_out_each("(__syncthreads)", ROOT / "csrc/cuda" / name), ops, strict=True
