@@ -189,26 +189,14 @@ twins: setup gtest
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-<<<<<<< HEAD
 # Fuzzes the store, compared with a naive model. Needs clang. The corpus keeps inputs that reach new code. If an event never
 # occurs, the run fails. FUZZ_SEED=0 chooses a new seed in each run.
-=======
-# Fuzzes the index, compared with a scan, and the store, compared with a naive model. Needs clang. The corpus keeps inputs that
-# reach new code. If an event, such as a page split, never occurs, the run fails. FUZZ_SEED=0 chooses a new seed in each run.
->>>>>>> h/store
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
 FUZZ_SEED ?= 0
 fuzz: setup
-<<<<<<< HEAD
-	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_device_store)
-	$(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_device_store --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
-=======
-	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index fuzz_store)
-	for target in index store; do \
-	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) || exit 1; \
-	done
->>>>>>> h/store
+	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_store)
+	$(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_store --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 # Fuzzes for a short time, if clang is installed or can be installed.
 test-fuzz: setup

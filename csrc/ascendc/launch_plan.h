@@ -18,6 +18,7 @@
   X(ngram_npu_copy_num_computed_tokens)    \
   X(ngram_npu_correct_num_computed_tokens) \
   X(ngram_npu_correct_spec_state)          \
+  X(ngram_npu_merge_drafts)                \
   X(ngram_npu_ngram_propose)               \
   X(ngram_npu_ngram_propose_draft)         \
   X(ngram_npu_ngram_propose_search)        \
@@ -27,7 +28,11 @@
   X(ngram_npu_prepare_input_ids)           \
   X(ngram_npu_prepare_inputs)              \
   X(ngram_npu_prepare_inputs_padded)       \
-  X(ngram_npu_prepare_next_token_ids)
+  X(ngram_npu_prepare_next_token_ids)      \
+  X(ngram_npu_store_append)                \
+  X(ngram_npu_store_append_copy)           \
+  X(ngram_npu_store_append_write)          \
+  X(ngram_npu_store_propose)
 
 namespace ngram_npu::ascendc {
 
@@ -59,7 +64,7 @@ struct Launch {
 };
 
 struct LaunchPlan {
-  static constexpr int32_t kMaxLaunches = 2;
+  static constexpr int32_t kMaxLaunches = 3;
 
   Status status = kInvalidParams;  // if not kOk, the device cannot run the operator
   int32_t num_launches = 0;

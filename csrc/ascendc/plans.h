@@ -5,9 +5,12 @@
 #include <cstddef>
 
 #include "ascendc/launch_plan.h"
+#include "ascendc/ub_layout.h"
 #include "core/bookkeeping.h"
 #include "core/correction.h"
 #include "core/drafting.h"
+#include "core/merging.h"
+#include "core/store.h"
 
 namespace ngram_npu::ascendc {
 
@@ -205,15 +208,83 @@ inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& 
   return plan;
 }
 
+// Returns how the requests are divided among the cores, with as many requests per pass as fit into the unified buffer;
+// get_ub_bytes(per_pass) returns the bytes that these need. `per_pass` is 0 if not even one request fits.
+template <class GetUbBytes>
+CoreTiling split_requests(int64_t items, DeviceProperties device, int64_t max_per_pass,
+                          const GetUbBytes& get_ub_bytes) {
+  for (; max_per_pass > 0; max_per_pass /= 2) {
+    const CoreTiling core_tiling = split_over_cores(items, device, max_per_pass);
+    if (can_run(device, get_ub_bytes(core_tiling.per_pass))) return core_tiling;
+  }
+  return {};
+}
+
+inline LaunchPlan plan(const StoreAppendParams& p, const DeviceProperties& device) {
+  // A single part justifies a core: cores write to few adjacent addresses.
+  const DeviceProperties single_core{smaller<int64_t>(device.vector_cores, 1), device.ub_bytes, 1};
+  const DeviceProperties all_cores{device.vector_cores, device.ub_bytes, 1};
+  StoreAppendTiling tiling{};
+  tiling.requests = split_requests(p.batch, single_core, kMaxPlannedRequests, AppendPlannerLayout::ub_bytes);
+  const int64_t max_new = smaller(p.max_new, p.token_ids.capacity);
+  tiling.spans = smaller((device.vector_cores + p.batch - 1) / larger<int64_t>(p.batch, 1),
+                         larger<int64_t>(max_new / kMinPartTokens, 1));
+  for (tiling.tile_tokens = kMaxTileTokens; tiling.tile_tokens > 0; tiling.tile_tokens /= 2) {
+    const int64_t tile_bytes =
+        larger(EntryCopierLayout::ub_bytes(tiling.tile_tokens), AppendWriterLayout::ub_bytes(tiling.tile_tokens));
+    tiling.parts = split_requests(p.batch * tiling.spans, all_cores, kMaxParts, [&](int64_t per_pass) {
+      return tile_bytes + StagedAppendsLayout::ub_bytes(per_pass);
+    });
+    if (tiling.parts.per_pass > 0) break;
+  }
+  if (tiling.requests.per_pass == 0 || tiling.parts.per_pass == 0) return {};
+  LaunchPlan plan = make_plan(p, tiling);
+  plan.workspace_bytes = p.batch * int64_t{sizeof(StoreAppend)};
+  plan.add_launch(Kernel::ngram_npu_store_append, tiling.requests.cores);
+  plan.add_launch(Kernel::ngram_npu_store_append_copy, tiling.parts.cores);
+  plan.add_launch(Kernel::ngram_npu_store_append_write, tiling.parts.cores);
+  return plan;
+}
+
+inline LaunchPlan plan(const StoreProposeParams& p, DeviceProperties device) {
+  device.min_items_per_core = 1;  // a single lookup justifies a core
+  const CoreTiling requests = split_requests(p.batch, device, kMaxLookups, [&](int64_t per_pass) {
+    return StoreLookupsLayout::ub_bytes(per_pass) + StoreDraftsLayout::ub_bytes(p, per_pass);
+  });
+  if (requests.per_pass == 0) return {};
+  LaunchPlan plan = make_plan(p, requests);
+  plan.add_launch(Kernel::ngram_npu_store_propose, requests.cores);
+  return plan;
+}
+
+inline LaunchPlan plan(const MergeDraftsParams& p, DeviceProperties device) {
+  constexpr int64_t kMaxRequests = 64;
+  device.min_items_per_core = smaller<int64_t>(device.min_items_per_core, 8);
+  const CoreTiling requests = split_requests(p.batch, device, kMaxRequests, [&](int64_t per_pass) {
+    const int64_t staged_bytes =
+        p.token_bytes == 8
+            ? StagedMergeLayout<int64_t>::ub_bytes(p, per_pass) + MergeResultsLayout<int64_t>::ub_bytes(p, per_pass)
+            : StagedMergeLayout<int32_t>::ub_bytes(p, per_pass) + MergeResultsLayout<int32_t>::ub_bytes(p, per_pass);
+    return ProbabilityTableLayout::ub_bytes() + staged_bytes;
+  });
+  if (requests.per_pass == 0) return {};
+  LaunchPlan plan = make_plan(p, requests);
+  plan.add_launch(Kernel::ngram_npu_merge_drafts, requests.cores);
+  return plan;
+}
+
 }  // namespace ngram_npu::ascendc
 
 #define NGRAM_NPU_ASCENDC_OPS(X)                                  \
   X(compute_slot_mapping_, ComputeSlotMappingParams)              \
   X(correct_num_computed_tokens_, CorrectNumComputedTokensParams) \
   X(correct_spec_state_, CorrectSpecStateParams)                  \
+  X(merge_drafts_, MergeDraftsParams)                             \
   X(ngram_propose, NgramProposeParams)                            \
   X(ngram_step_, NgramStepParams)                                 \
   X(prepare_input_ids_, PrepareInputIdsParams)                    \
   X(prepare_inputs, PrepareInputsParams)                          \
   X(prepare_inputs_padded, PrepareInputsPaddedParams)             \
-  X(prepare_next_token_ids, PrepareNextTokenIdsParams)
+  X(prepare_next_token_ids, PrepareNextTokenIdsParams)            \
+  X(store_append_, StoreAppendParams)                             \
+  X(store_propose_, StoreProposeParams)

@@ -169,7 +169,7 @@ class WarpLookup {
   // The valid occurrence of n tokens before `position`, in every lane.
   __device__ Occurrence find_valid_occurrence(int32_t position, int32_t n) const {
     if (position <= 0) return kNoOccurrence;
-    const Occurrence found = find_occurrence(p_, query_, position, n);
+    const Occurrence found = find_occurrence(p_.contents, p_.vocab_size, query_, position, n);
     if (found.row < 0) return kNoOccurrence;
     const bool differs = lane_ < n && ngram_token(p_.contents, found, lane_) != token_;
     return __any_sync(kWholeWarp, differs) ? kNoOccurrence : found;

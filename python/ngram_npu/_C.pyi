@@ -54,44 +54,5 @@ def pack_rows(
     ``rows[:split]``, and the smallest item of ``rows[split:]``."""
 
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32: ...
-<<<<<<< HEAD
-=======
-
-class IndexPolicy:
-    """Decides when an index is used and how fast it catches up with the rows
-    (csrc/cpu/index_policy.h)."""
-
-    max_scan_row_capacity: int
-    max_scan_context: int
-    max_scan_tokens: int
-    prefill_index_budget: int
-    min_index_budget: int
-    steps_to_catch_up: int
-    max_absent_steps: int
-
-    def __init__(self) -> None: ...
-    def compute_budget_factor(
-        self, step: int, num_tokens: _Int32, num_sampled: _Int32, num_behind: int
-    ) -> int: ...
-    def compute_steps_to_keep_absent(
-        self, step: int, share_in_use: float, ends_requests: bool
-    ) -> int: ...
-
-def index_catch_up(policy: IndexPolicy, *arguments: Any) -> tuple[_Int32, int]: ...
-
-class RowRecognizer:
-    """Finds the slot of each row's request (csrc/cpu/row_recognizer.h)."""
-
-    row_slots: _Int32
-    """The slots of the last step's rows."""
-
-    def __init__(self, num_slots: int) -> None: ...
-    def assign(
-        self, token_ids: _Int32, num_tokens: _Int32, num_sampled: _Int32
-    ) -> tuple[_Int32, _Int64]: ...
-    def free_absent_slots(self, steps: int) -> _Int32: ...
-    def __copy__(self) -> RowRecognizer: ...
-
->>>>>>> h/store
 def __getattr__(operator: str) -> Any:
     """Returns an operator, which is defined from its schema in csrc/schemas.h."""
