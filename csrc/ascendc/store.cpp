@@ -440,14 +440,14 @@ class StoreLookups : public StoreLookupsLayout {
 
   // The longest trusted n-gram, or else the longest one if the request has no match of its own.
   __aicore__ inline StoreDraft choose_draft(int64_t j) const {
-    StoreDraft longest;
+    StoreDraft longest = no_draft();
     for (int64_t level = kSizes - 1; level >= 0; --level) {
       if (!is_looked_up(j, level)) continue;
-      StoreDraft draft{size_of_level(level), find_valid_occurrence(j, level, kNewest), kNoOccurrence};
+      StoreDraft draft{size_of_level(level), find_valid_occurrence(j, level, kNewest), no_occurrence()};
       if (draft.newest.row < 0) continue;
       draft.second = find_valid_occurrence(j, level, kSecond);
-      if (is_trusted(p_.contents, draft)) return draft;
-      if (longest.match_len == 0 && own_matches_[j] < kMinOwnMatch) longest = draft;
+      if (is_trusted(p_.contents, draft, own_matches_[j])) return draft;
+      if (longest.match_len == 0 && own_matches_[j] == 0) longest = draft;
     }
     return longest;
   }
@@ -480,17 +480,17 @@ class StoreLookups : public StoreLookupsLayout {
 
   __aicore__ inline Occurrence find_valid_occurrence(int64_t j, int64_t level, int64_t word) const {
     const int32_t position = entries_.get(entry_offset(j, level) + word);
-    if (position <= 0) return kNoOccurrence;
+    if (position <= 0) return no_occurrence();
     const int64_t index = position_index(j, level, word), n = size_of_level(level);
     const int64_t row = ring_row(p_.contents, position / kBlockTokens), rows = p_.contents.blocks.rows;
     const StagedContents contents{{p_.contents.text, rows, row, texts_, index * kTextItems, text_begin(position, level),
                                    position % kBlockTokens + 1},
                                   {p_.contents.blocks, rows, row, heads_, index * kHeadWords, 0, kScopeHigh + 1}};
     const Occurrence found = find_occurrence(contents, p_.vocab_size, queries_[j], position, n);
-    if (found.row < 0) return kNoOccurrence;
+    if (found.row < 0) return no_occurrence();
     const UbWords end = row_end(j);
     for (int64_t t = 0; t < n; ++t) {
-      if (ngram_token(contents, found, t) != end[-1 - t]) return kNoOccurrence;
+      if (ngram_token(contents, found, t) != end[-1 - t]) return no_occurrence();
     }
     return found;
   }

@@ -374,9 +374,9 @@ namespace store {
 constexpr int32_t kOwnDraft = -2;
 constexpr int32_t kSingleOccurrence = -1;
 
-// A single occurrence of an n-gram of at least this size is trusted.
-constexpr int64_t kMinTrustedSize = 8;
-// A request's own match of this length or longer is replaced only by a trusted one.
+// A single occurrence is trusted if the n-gram has at least kMinSingleSize tokens, or if the request's own match has
+// less than kMinOwnMatch tokens.
+constexpr int64_t kMinSingleSize = 8;
 constexpr int64_t kMinOwnMatch = 2;
 
 // A request that looks up the end of its row. `length` is 0 if it does not.
@@ -404,7 +404,8 @@ struct Occurrence {
   int64_t offset;    // of the next token
 };
 
-constexpr Occurrence kNoOccurrence{-1, -1, 0};
+// A function, because device code cannot use a constant of a class type.
+NGRAM_FN Occurrence no_occurrence() { return {-1, -1, 0}; }
 
 // The occurrence of n tokens before `position`, if the blocks that contain them and the next token are in the ring and
 // have the request's scope, and the next token is a valid id. The n tokens are not compared yet.
@@ -412,12 +413,12 @@ template <class Store>
 NGRAM_FN Occurrence find_occurrence(const Store& contents, int64_t vocab_size, const Query& query, int32_t position,
                                     int64_t n) {
   Occurrence found{find_block(contents, position / kBlockTokens, query.scope), -1, position % kBlockTokens};
-  if (found.row < 0 || found.offset >= fill_of(contents, found.row)) return kNoOccurrence;
-  if (!is_valid_token(contents.text[found.row][found.offset], vocab_size)) return kNoOccurrence;
+  if (found.row < 0 || found.offset >= fill_of(contents, found.row)) return no_occurrence();
+  if (!is_valid_token(contents.text[found.row][found.offset], vocab_size)) return no_occurrence();
   if (found.offset >= n) return found;
   found.previous = find_block(contents, contents.blocks[found.row][kPrevious], query.scope);
   const bool is_complete = found.previous >= 0 && fill_of(contents, found.previous) == kBlockTokens;
-  return is_complete ? found : kNoOccurrence;
+  return is_complete ? found : no_occurrence();
 }
 
 // Token j of the n-gram, counted from its end.
@@ -455,15 +456,17 @@ NGRAM_FN Continuation find_continuation(const Contents<const int32_t>& contents,
 
 // A draft from the store: the tokens after the newest occurrence of the row's last n tokens.
 struct StoreDraft {
-  int32_t match_len = 0;  // n; 0: no draft
-  Occurrence newest = kNoOccurrence;
-  Occurrence second = kNoOccurrence;  // row -1: not valid
+  int32_t match_len;  // n; 0: no draft
+  Occurrence newest;
+  Occurrence second;  // row -1: not valid
 };
 
-// Whether an n-gram is taken before any shorter one: both occurrences are followed by the same token, or it is long.
-NGRAM_FN bool is_trusted(const Contents<const int32_t>& contents, const StoreDraft& draft) {
+NGRAM_FN StoreDraft no_draft() { return {0, no_occurrence(), no_occurrence()}; }
+
+// Whether an n-gram is taken before any shorter one.
+NGRAM_FN bool is_trusted(const Contents<const int32_t>& contents, const StoreDraft& draft, int64_t own_match) {
   const Occurrence &a = draft.newest, &b = draft.second;
-  if (b.row < 0) return draft.match_len >= kMinTrustedSize;
+  if (b.row < 0) return own_match < kMinOwnMatch || draft.match_len >= kMinSingleSize;
   return contents.text[a.row][a.offset] == contents.text[b.row][b.offset];
 }
 

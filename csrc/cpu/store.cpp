@@ -148,7 +148,8 @@ void append_batch(const StoreAppendParams& p) {
     for (int64_t t = 0; t < num_written_tokens(append); ++t) write_token(p, append, row, t);
     finish_append(p, append, i);
   }
-  for (const auto& [entry, position] : insertions) entry[kSecond] = larger(entry[kSecond], entry[kNewest]);
+  for (const auto& [entry, position] : insertions)
+    entry[kSecond] = larger(entry[kSecond], smaller(entry[kNewest], position));
   for (const auto& [entry, position] : insertions) entry[kNewest] = larger(entry[kNewest], position);
   p.allocator[kNextNumber] = p.allocator[kPlannedNumber] = static_cast<int32_t>(next);
 }
@@ -195,27 +196,27 @@ void prefetch_text(const StoreProposeParams& p, const Lookup& lookup) {
 
 // The valid occurrence of n tokens before `position`.
 Occurrence find_valid_occurrence(const StoreProposeParams& p, const Query& query, int32_t position, int64_t n) {
-  if (position <= 0) return kNoOccurrence;
-  if (position % kBlockTokens > 0 && *text_before(p.contents, position) != query.end[-1]) return kNoOccurrence;
+  if (position <= 0) return no_occurrence();
+  if (position % kBlockTokens > 0 && *text_before(p.contents, position) != query.end[-1]) return no_occurrence();
   const Occurrence found = find_occurrence(p.contents, p.vocab_size, query, position, n);
-  if (found.row < 0) return kNoOccurrence;
+  if (found.row < 0) return no_occurrence();
   for (int64_t j = 0; j < n; ++j) {
-    if (ngram_token(p.contents, found, j) != query.end[-1 - j]) return kNoOccurrence;
+    if (ngram_token(p.contents, found, j) != query.end[-1 - j]) return no_occurrence();
   }
   return found;
 }
 
-// The longest trusted n-gram, or else the longest one if the request's own match is short.
+// The longest trusted n-gram, or else the longest one if the request has no match of its own.
 StoreDraft choose_draft(const StoreProposeParams& p, const Lookup& lookup) {
-  StoreDraft longest;
+  StoreDraft longest = no_draft();
   for (int64_t level = lookup.end_level; level-- > lookup.first_level;) {
     const int32_t n = size_of_level(level);
     const int32_t* const entry = lookup.entries[level];
-    StoreDraft draft{n, find_valid_occurrence(p, lookup.query, entry[kNewest], n), kNoOccurrence};
+    StoreDraft draft{n, find_valid_occurrence(p, lookup.query, entry[kNewest], n), no_occurrence()};
     if (draft.newest.row < 0) continue;
     draft.second = find_valid_occurrence(p, lookup.query, entry[kSecond], n);
-    if (is_trusted(p.contents, draft)) return draft;
-    if (longest.match_len == 0 && lookup.own_match < kMinOwnMatch) longest = draft;
+    if (is_trusted(p.contents, draft, lookup.own_match)) return draft;
+    if (longest.match_len == 0 && lookup.own_match == 0) longest = draft;
   }
   return longest;
 }

@@ -77,11 +77,13 @@ __device__ void for_each_entry(const StoreAppendParams& p, const StoreAppend& ap
   }
 }
 
-// One block per request. Entries of several n-grams may share a column, so that threads write the same maximum.
+// One block per request. Several n-grams may share an entry.
 __global__ void __launch_bounds__(kAppendThreads) store_copy_kernel(const __grid_constant__ StoreAppendParams p) {
   const StoreAppend append = static_cast<const StoreAppend*>(p.workspace)[blockIdx.x];
   if (append.is_active == 0) return;
-  for_each_entry(p, append, [](int32_t* entry, int32_t) { atomicMax(&entry[kSecond], entry[kNewest]); });
+  for_each_entry(p, append, [](int32_t* entry, int32_t position) {
+    atomicMax(&entry[kSecond], smaller(entry[kNewest], position));
+  });
 }
 
 // One block per request.
@@ -133,16 +135,16 @@ class WarpLookup {
       newest = entry[kNewest];
       second = entry[kSecond];
     }
-    StoreDraft longest;
+    StoreDraft longest = no_draft();
     for (int32_t level = kSizes - 1; level >= 0; --level) {
       const int32_t n = size_of_level(level);
       const int32_t position = __shfl_sync(kWholeWarp, newest, n - 1);
       const int32_t second_position = __shfl_sync(kWholeWarp, second, n - 1);
-      StoreDraft draft{n, find_valid_occurrence(position, n), kNoOccurrence};
+      StoreDraft draft{n, find_valid_occurrence(position, n), no_occurrence()};
       if (draft.newest.row < 0) continue;
       draft.second = find_valid_occurrence(second_position, n);
-      if (is_trusted(p_.contents, draft)) return draft;
-      if (longest.match_len == 0 && own_match_ < kMinOwnMatch) longest = draft;
+      if (is_trusted(p_.contents, draft, own_match_)) return draft;
+      if (longest.match_len == 0 && own_match_ == 0) longest = draft;
     }
     return longest;
   }
@@ -168,11 +170,11 @@ class WarpLookup {
  private:
   // The valid occurrence of n tokens before `position`, in every lane.
   __device__ Occurrence find_valid_occurrence(int32_t position, int32_t n) const {
-    if (position <= 0) return kNoOccurrence;
+    if (position <= 0) return no_occurrence();
     const Occurrence found = find_occurrence(p_.contents, p_.vocab_size, query_, position, n);
-    if (found.row < 0) return kNoOccurrence;
+    if (found.row < 0) return no_occurrence();
     const bool differs = lane_ < n && ngram_token(p_.contents, found, lane_) != token_;
-    return __any_sync(kWholeWarp, differs) ? kNoOccurrence : found;
+    return __any_sync(kWholeWarp, differs) ? no_occurrence() : found;
   }
 
   const StoreProposeParams& p_;
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(kProposeThreads) store_propose_kernel(const __
   const int64_t i = int64_t{blockIdx.x} * kProposeWarps + threadIdx.x / kWarpSize;
   if (i >= p.batch) return;
   const Query query = query_of(p, i);
-  StoreDraft draft;
+  StoreDraft draft = no_draft();
   if (query.length > 0) {
     WarpLookup lookup(p, query, p.match_len[i]);
     draft = lookup.choose_draft();

@@ -71,9 +71,10 @@ class StoreModel {
     }
     std::vector<std::pair<Entry*, int32_t>> inserted;
     for (const Addition& added : additions) write(added, &inserted);
-    std::map<Entry*, int32_t> newest_before;
-    for (const auto& [entry, position] : inserted) newest_before[entry] = entry->newest;
-    for (const auto& [entry, newest] : newest_before) entry->second = std::max(entry->second, newest);
+    for (const auto& [entry, position] : inserted) {
+      event_counts_["positions below the newest"] += position < entry->newest;
+      entry->second = std::max(entry->second, std::min(entry->newest, position));
+    }
     for (const auto& [entry, position] : inserted) entry->newest = std::max(entry->newest, position);
   }
 
@@ -87,8 +88,8 @@ class StoreModel {
       std::vector<int32_t> draft = follow(request, at.newest, n, budget, vocab_size);
       const std::vector<int32_t> other = follow(request, at.second, n, budget, vocab_size);
       if (draft.empty()) continue;
-      const bool is_trusted = other.empty() ? n >= 8 : draft[0] == other[0];
-      if (!is_trusted && !(untrusted.tokens.empty() && match_len < 2)) continue;
+      const bool is_trusted = other.empty() ? match_len < 2 || n >= 8 : draft[0] == other[0];
+      if (!is_trusted && !(untrusted.tokens.empty() && match_len == 0)) continue;
       draft.erase(std::find_if(draft.begin(), draft.end(), [&](int32_t t) { return t < 0 || t >= vocab_size; }),
                   draft.end());
       int64_t agreement = other.empty() ? -1 : 0;
@@ -283,6 +284,7 @@ class StoreModel {
                                {"evicted successors", 0},
                                {"drafts of two blocks", 0},
                                {"drafts that agree in part", 0},
+                               {"positions below the newest", 0},
                                {"trusted drafts of one occurrence", 0},
                                {"n-grams that are not trusted", 0},
                                {"rows that grew elsewhere", 0}};

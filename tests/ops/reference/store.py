@@ -142,8 +142,8 @@ def store_append_(a: Arguments) -> None:
     for addition in additions:
         number = write(a, addition, number, inserted)
     newest_before = [int(entry[NEWEST]) for entry, _ in inserted]
-    for (entry, _), newest in zip(inserted, newest_before, strict=True):
-        entry[SECOND] = max(entry[SECOND], newest)
+    for (entry, position), newest in zip(inserted, newest_before, strict=True):
+        entry[SECOND] = max(entry[SECOND], min(newest, position))
     for entry, position in inserted:
         entry[NEWEST] = max(entry[NEWEST], position)
     a.allocator[:] = number
@@ -228,9 +228,9 @@ def choose(a: Arguments, i: int, text: list[int]) -> tuple[int, list[int], list[
         newest, second = (follow(a, i, text, n, int(position)) for position in entry)
         if not newest:
             continue
-        if newest[0] == second[0] if second else n >= 8:
+        if newest[0] == second[0] if second else own < 2 or n >= 8:
             return n, newest, second
-        if untrusted[0] == 0 and own < 2:
+        if untrusted[0] == 0 and own == 0:
             untrusted = n, newest, second
     return untrusted
 

@@ -84,8 +84,11 @@ plain store instead of the atomic maximum of the newest position
 - atomicMax(&entry[kNewest], position);
 + entry[kNewest] = larger(entry[kNewest], position);
 plain store instead of the atomic maximum of the second newest position
-- atomicMax(&entry[kSecond], entry[kNewest]);
-+ entry[kSecond] = larger(entry[kSecond], entry[kNewest]);
+- atomicMax(&entry[kSecond], smaller(entry[kNewest], position));
++ entry[kSecond] = larger(entry[kSecond], smaller(entry[kNewest], position));
+second newest position becomes the newest
+- atomicMax(&entry[kSecond], smaller(entry[kNewest], position));
++ atomicMax(&entry[kSecond], entry[kNewest]);
 copy and maximum are in one launch
 - atomicMax(&entry[kNewest], position);
 + atomicMax(&entry[kSecond], entry[kNewest]); atomicMax(&entry[kNewest], position);
