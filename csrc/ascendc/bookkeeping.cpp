@@ -313,22 +313,7 @@ __aicore__ inline void prepare_input_ids_kernel(const NgramNpuLaunchArgs& args) 
 
 }  // namespace ngram_npu::ascendc
 
-extern "C" __global__ __aicore__ void ngram_npu_prepare_next_token_ids(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_next_token_ids_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs_padded(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_inputs_padded_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_inputs_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_input_ids(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_input_ids_kernel(args);
-}
+NGRAM_NPU_KERNEL(ngram_npu_prepare_next_token_ids, ngram_npu::ascendc::prepare_next_token_ids_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_prepare_inputs_padded, ngram_npu::ascendc::prepare_inputs_padded_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_prepare_inputs, ngram_npu::ascendc::prepare_inputs_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_prepare_input_ids, ngram_npu::ascendc::prepare_input_ids_kernel)

@@ -269,22 +269,7 @@ __aicore__ inline void correct_spec_state_kernel(const NgramNpuLaunchArgs& args)
 
 }  // namespace ngram_npu::ascendc
 
-extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::correct_num_computed_tokens_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_copy_num_computed_tokens(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::copy_num_computed_tokens_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::compute_slot_mapping_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_correct_spec_state(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::correct_spec_state_kernel(args);
-}
+NGRAM_NPU_KERNEL(ngram_npu_correct_num_computed_tokens, ngram_npu::ascendc::correct_num_computed_tokens_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_copy_num_computed_tokens, ngram_npu::ascendc::copy_num_computed_tokens_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_compute_slot_mapping, ngram_npu::ascendc::compute_slot_mapping_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_correct_spec_state, ngram_npu::ascendc::correct_spec_state_kernel)

@@ -128,33 +128,6 @@ class UbWindow {
   int64_t first_ = 0;
 };
 
-// The rows of a pass of requests, staged in the unified buffer and accessed by batch position. Each row is aligned to
-// 32 bytes.
-template <class T>
-class StagedRows : public StagedRowsLayout<T> {
- public:
-  struct Row {
-    const LocalBuffer<T>& items;
-    int64_t offset;
-    __aicore__ inline T operator[](int64_t j) const { return items.get(offset + j); }
-  };
-
-  __aicore__ inline StagedRows(AscendC::TPipe& pipe, const TokenRows<const T>& rows, int64_t per_pass)
-      : rows_(rows), stride_(round_up_items<T>(rows.capacity)), items_(pipe, per_pass * stride_) {}
-
-  __aicore__ inline void load(int64_t first, int64_t count) {
-    first_ = first;
-    for (int64_t j = 0; j < count; ++j) items_.load(j * stride_, rows_[first + j], rows_.capacity);
-  }
-  __aicore__ inline Row operator[](int64_t i) const { return {items_, (i - first_) * stride_}; }
-
- private:
-  const TokenRows<const T> rows_;
-  const int64_t stride_;
-  LocalBuffer<T> items_;
-  int64_t first_ = 0;
-};
-
 // Rows of draft token ids of 4 or 8 bytes for a pass of requests, staged in the unified buffer.
 class StagedDraftRows : public StagedDraftRowsLayout {
  public:
@@ -181,29 +154,6 @@ class StagedDraftRows : public StagedDraftRowsLayout {
   const DraftRows rows_;
   const int64_t num_words_, stride_;
   LocalBuffer<int32_t> words_;
-};
-
-// Part [first, first + count) of an IndexArray, accessed by batch position.
-class IndexWindow : public IndexWindowLayout {
- public:
-  __aicore__ inline IndexWindow(AscendC::TPipe& pipe, const IndexArray& indices, int64_t capacity)
-      : bytes_(indices.bytes),
-        int32_indices_(pipe, static_cast<Gm<const int32_t>>(indices.data), bytes_ == 4 ? capacity : 0),
-        int64_indices_(pipe, static_cast<Gm<const int64_t>>(indices.data), bytes_ == 8 ? capacity : 0) {}
-
-  __aicore__ inline void load(int64_t first, int64_t count) {
-    if (bytes_ == 4) int32_indices_.load(first, count);
-    if (bytes_ == 8) int64_indices_.load(first, count);
-  }
-  __aicore__ inline int64_t operator[](int64_t i) const {
-    if (bytes_ == 0) return i;  // there is no index array: item i has index i
-    return bytes_ == 8 ? int64_indices_[i] : int32_indices_[i];
-  }
-
- private:
-  const int32_t bytes_;
-  UbWindow<int32_t> int32_indices_;
-  UbWindow<int64_t> int64_indices_;
 };
 
 // An array that the scalar unit accesses at any index. The whole array is staged in the unified buffer. An array of
@@ -254,7 +204,7 @@ class ScatteredLoads {
   __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)
       : capacity_(capacity), values_(pipe, capacity * kAlignItems) {}
 
-  __aicore__ inline void load(Gm<const int32_t> address) {
+  __aicore__ inline void request(Gm<const int32_t> address) {
     if (count_ == capacity_) return;
     values_.load(count_ * kAlignItems, address, 1);
     ++count_;

@@ -108,32 +108,16 @@ class StepResults {
 
 }  // namespace ngram_npu::ascendc
 
-extern "C" __global__ __aicore__ void ngram_npu_ngram_propose(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_and_draft<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_search(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramProposeParams>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_draft(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_step(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_and_draft<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_step_search(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramStepParams>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_step_draft(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>(args);
-}
+NGRAM_NPU_KERNEL(
+    ngram_npu_ngram_propose,
+    ngram_npu::ascendc::search_and_draft<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_propose_search,
+                 ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramProposeParams>)
+NGRAM_NPU_KERNEL(
+    ngram_npu_ngram_propose_draft,
+    ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_step,
+                 ngram_npu::ascendc::search_and_draft<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_step_search, ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramStepParams>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_step_draft,
+                 ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>)

@@ -230,8 +230,7 @@ inline LaunchPlan plan(const StoreAppendParams& p, const DeviceProperties& devic
   tiling.spans = smaller((device.vector_cores + p.batch - 1) / larger<int64_t>(p.batch, 1),
                          larger<int64_t>(max_new / kMinPartTokens, 1));
   for (tiling.tile_tokens = kMaxTileTokens; tiling.tile_tokens > 0; tiling.tile_tokens /= 2) {
-    const int64_t tile_bytes =
-        larger(EntryCopierLayout::ub_bytes(tiling.tile_tokens), AppendWriterLayout::ub_bytes(tiling.tile_tokens));
+    const int64_t tile_bytes = EntryUpdaterLayout::ub_bytes(tiling.tile_tokens) + TextWriterLayout::ub_bytes();
     tiling.parts = split_requests(p.batch * tiling.spans, all_cores, kMaxParts, [&](int64_t per_pass) {
       return tile_bytes + StagedAppendsLayout::ub_bytes(per_pass);
     });
@@ -257,15 +256,11 @@ inline LaunchPlan plan(const StoreProposeParams& p, DeviceProperties device) {
   return plan;
 }
 
-inline LaunchPlan plan(const MergeDraftsParams& p, DeviceProperties device) {
-  constexpr int64_t kMaxRequests = 64;
-  device.min_items_per_core = smaller<int64_t>(device.min_items_per_core, 8);
-  const CoreTiling requests = split_requests(p.batch, device, kMaxRequests, [&](int64_t per_pass) {
-    const int64_t staged_bytes =
-        p.token_bytes == 8
-            ? StagedMergeLayout<int64_t>::ub_bytes(p, per_pass) + MergeResultsLayout<int64_t>::ub_bytes(p, per_pass)
-            : StagedMergeLayout<int32_t>::ub_bytes(p, per_pass) + MergeResultsLayout<int32_t>::ub_bytes(p, per_pass);
-    return ProbabilityTableLayout::ub_bytes() + staged_bytes;
+inline LaunchPlan plan(const MergeDraftsParams& p, const DeviceProperties& device) {
+  const CoreTiling requests = split_requests(p.batch, device, kMaxRequestsPerDraftPass, [&](int64_t per_pass) {
+    const int64_t draft_bytes = p.token_bytes == 8 ? MergedDraftsLayout<int64_t>::ub_bytes(p, per_pass)
+                                                   : MergedDraftsLayout<int32_t>::ub_bytes(p, per_pass);
+    return ProbabilityTableLayout::ub_bytes() + draft_bytes;
   });
   if (requests.per_pass == 0) return {};
   LaunchPlan plan = make_plan(p, requests);

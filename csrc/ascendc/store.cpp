@@ -69,7 +69,7 @@ class AppendPlanner : public AppendPlannerLayout {
       if (request.length == 0) continue;
       const int64_t num_tokens = smaller(request.num_old, kMaxSize);
       slots_.load(j * kSlotWords, p_.slots[request.slot], kSlotRowLength + 1);
-      old_tokens_.load(j * kMaxSize, p_.token_ids[request.row] + request.num_old - num_tokens, num_tokens);
+      old_tokens_.load(j * kMaxSize, p_.token_ids[request.row] + (request.num_old - num_tokens), num_tokens);
     }
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
@@ -155,7 +155,7 @@ struct AppendPart {
 // Calls process(part) for the parts of this core. The tokens of a request are divided into `spans` parts.
 template <class Process>
 __aicore__ inline void for_each_part(AscendC::TPipe& pipe, const StoreAppendParams& p, const StoreAppendTiling& tiling,
-                                     uint64_t workspace, Process& process) {
+                                     uint64_t workspace, const Process& process) {
   StagedAppends appends(pipe, tiling.parts.per_pass);
   const int64_t num_parts = p.batch * tiling.spans;
   for (int64_t first = first_item(tiling.parts); first < num_parts; first += pass_stride(tiling.parts)) {
@@ -175,110 +175,69 @@ __aicore__ inline void for_each_part(AscendC::TPipe& pipe, const StoreAppendPara
   }
 }
 
-// The n-grams before the tokens of a part, a tile of tokens at a time.
-class NgramTiles : public NgramTilesLayout {
+// Raises words of the entries of all n-grams of a part by an atomic maximum, a tile of tokens at a time. Each entry's
+// value is in a unit of 32 bytes, because a copy begins there.
+template <Entry word>
+class EntryUpdater : public EntryUpdaterLayout {
  public:
-  __aicore__ inline NgramTiles(AscendC::TPipe& pipe, const StoreAppendParams& p, int64_t tile_tokens)
-      : p_(p), tile_tokens_(tile_tokens), tokens_(pipe, kMaxSize + tile_tokens) {}
+  __aicore__ inline EntryUpdater(AscendC::TPipe& pipe, const StoreAppendParams& p, int64_t tile_tokens)
+      : p_(p),
+        tile_tokens_(tile_tokens),
+        tokens_(pipe, kMaxSize + tile_tokens),
+        newest_(pipe, tile_tokens * kSizes * kUnitItems),
+        values_(pipe, tile_tokens * kSizes * kUnitItems) {}
 
-  // Calls visit(entry, t) for the n-grams of each tile, where t is the token of the tile that they precede, and then
-  // finish(position of the tile's first token in the append).
-  template <class Visit, class Finish>
-  __aicore__ inline void for_each_tile(const AppendPart& part, const Visit& visit, const Finish& finish) {
+  __aicore__ inline void update(const AppendPart& part) {
+    for (int64_t begin = part.begin; begin < part.end; begin += tile_tokens_)
+      update_tile(part, begin, smaller(begin + tile_tokens_, part.end));
+  }
+
+ private:
+  __aicore__ inline void update_tile(const AppendPart& part, int64_t begin, int64_t end) {
     const uint64_t seed = seed_of_scope(scope_of(p_.scopes, part.i));
     const Gm<const int32_t> row = p_.token_ids[p_.row_indices[part.i]];
-    for (int64_t begin = part.begin; begin < part.end; begin += tile_tokens_) {
-      const int64_t end = smaller(begin + tile_tokens_, part.end);
-      const int64_t place = part.append.begin + begin;  // in the row
-      const int64_t num_before = smaller(place, kMaxSize);
-      sync_pipes<AscendC::HardEvent::S_MTE2>();
-      tokens_.load(0, row + place - num_before, num_before + end - begin);
-      sync_pipes<AscendC::HardEvent::MTE2_S>();
-      for (int64_t t = begin; t < end; ++t) {
-        const UbWords ngram_end{tokens_, num_before + t - begin};
-        for_each_ngram(ngram_end, max_ngram_size(part.append, t), [&](int64_t level, uint64_t hash) {
-          visit(entry_of(p_.contents.table, hash, seed, level), t - begin);
-        });
-      }
-      finish(begin, end);
+    const int64_t place = part.append.begin + begin;  // in the row
+    const int64_t num_before = smaller(place, kMaxSize);
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
+    tokens_.load(0, row + (place - num_before), num_before + end - begin);
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
+    int64_t count = 0;
+    for (int64_t t = begin; t < end; ++t) {
+      const UbWords ngram_end{tokens_, num_before + t - begin};
+      for_each_ngram(ngram_end, max_ngram_size(part.append, t), [&](int64_t level, uint64_t hash) {
+        entries_[count] = entry_of(p_.contents.table, hash, seed, level);
+        positions_[count] = position_of(part.append, t);
+        if (word == kSecond) newest_.load(count * kUnitItems, entries_[count] + kNewest, 1);
+        ++count;
+      });
     }
-  }
-
- private:
-  const StoreAppendParams& p_;
-  const int64_t tile_tokens_;
-  LocalBuffer<int32_t> tokens_;
-};
-
-// Stores maxima atomically: the entries that changed in a tile, and the unit of 32 bytes with each one's new position.
-class EntryMaxima : public EntryMaximaLayout {
- public:
-  __aicore__ inline EntryMaxima(AscendC::TPipe& pipe, int64_t num_units) : positions_(pipe, num_units * kUnitItems) {}
-
-  __aicore__ inline int64_t count() const { return count_; }
-  __aicore__ inline void add(Gm<int32_t> word, int64_t unit) {
-    words_[count_] = word;
-    units_[count_] = static_cast<int16_t>(unit);
-    ++count_;
-  }
-  __aicore__ inline Gm<int32_t> word(int64_t n) const { return words_[n]; }
-  __aicore__ inline void set_position(int64_t unit, int32_t position) { positions_.set(unit * kUnitItems, position); }
-  // Waits until the maxima are stored, because the next tile uses the same units.
-  __aicore__ inline void store() {
+    if constexpr (word == kSecond) sync_pipes<AscendC::HardEvent::MTE2_S>();
+    for (int64_t n = 0; n < count; ++n) {
+      const int64_t unit = n * kUnitItems;
+      values_.set(unit, word == kSecond ? smaller(newest_.get(unit), positions_[n]) : positions_[n]);
+    }
     sync_pipes<AscendC::HardEvent::S_MTE3>();
     AscendC::SetAtomicMax<int32_t>();
-    for (int64_t n = 0; n < count_; ++n) positions_.store(units_[n] * kUnitItems, words_[n], 1);
+    for (int64_t n = 0; n < count; ++n) values_.store(n * kUnitItems, entries_[n] + word, 1);
     sync_pipes<AscendC::HardEvent::MTE3_S>();
     AscendC::SetAtomicNone();
-    count_ = 0;
   }
 
- private:
-  LocalBuffer<int32_t, AscendC::TPosition::VECOUT> positions_;  // only copies from VECOUT can be atomic
-  Gm<int32_t> words_[kMaxTileEntries];
-  int16_t units_[kMaxTileEntries];
-  int64_t count_ = 0;
+  const StoreAppendParams& p_;
+  const int64_t tile_tokens_;
+  LocalBuffer<int32_t> tokens_, newest_;
+  LocalBuffer<int32_t, AscendC::TPosition::VECOUT> values_;  // only copies from VECOUT can be atomic
+  Gm<int32_t> entries_[kMaxTileEntries];
+  int32_t positions_[kMaxTileEntries];
 };
 
 // The second launch: second newest = max(second newest, min(newest, position)).
-class EntryCopier : public EntryCopierLayout {
- public:
-  __aicore__ inline EntryCopier(AscendC::TPipe& pipe, const StoreAppendParams& p, int64_t tile_tokens)
-      : tiles_(pipe, p, tile_tokens),
-        newest_(pipe, tile_tokens * kSizes * kUnitItems),
-        maxima_(pipe, tile_tokens * kSizes) {}
-
-  __aicore__ inline void operator()(const AppendPart& part) {
-    tiles_.for_each_tile(
-        part,
-        [&](Gm<int32_t> entry, int64_t t) {
-          tokens_[maxima_.count()] = static_cast<int16_t>(t);
-          newest_.load(maxima_.count() * kUnitItems, entry + kNewest, 1);
-          maxima_.add(entry + kSecond, maxima_.count());
-        },
-        [&](int64_t begin, int64_t) {
-          sync_pipes<AscendC::HardEvent::MTE2_S>();
-          for (int64_t n = 0; n < maxima_.count(); ++n) {
-            const int32_t position = position_of(part.append, begin + tokens_[n]);
-            maxima_.set_position(n, smaller(newest_.get(n * kUnitItems), position));
-          }
-          maxima_.store();
-        });
-  }
-
- private:
-  NgramTiles tiles_;
-  LocalBuffer<int32_t> newest_;
-  EntryMaxima maxima_;
-  int16_t tokens_[kMaxTileEntries];
-};
-
 __aicore__ inline void copy_entries(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<StoreAppendParams>(args.params);
   const auto tiling = read_as<StoreAppendTiling>(args.tiling);
   AscendC::TPipe pipe;
-  EntryCopier copier(pipe, p, tiling.tile_tokens);
-  for_each_part(pipe, p, tiling, args.workspace, copier);
+  EntryUpdater<kSecond> updater(pipe, p, tiling.tile_tokens);
+  for_each_part(pipe, p, tiling, args.workspace, [&updater](const AppendPart& part) { updater.update(part); });
 }
 
 // Writes a request's text to the store, the heads of its blocks, and its slot.
@@ -339,74 +298,28 @@ class TextWriter : public TextWriterLayout {
 };
 
 // The third launch: newest = max(newest, position), and everything else that an append writes.
-class AppendWriter : public AppendWriterLayout {
- public:
-  __aicore__ inline AppendWriter(AscendC::TPipe& pipe, const StoreAppendParams& p, int64_t tile_tokens)
-      : tiles_(pipe, p, tile_tokens), maxima_(pipe, tile_tokens), writer_(pipe, p) {}
-
-  __aicore__ inline void operator()(const AppendPart& part) {
-    if (part.is_first) writer_.write(part.append, part.i);
-    tiles_.for_each_tile(
-        part, [&](Gm<int32_t> entry, int64_t t) { maxima_.add(entry + kNewest, t); },
-        [&](int64_t begin, int64_t end) {
-          for (int64_t t = begin; t < end; ++t) maxima_.set_position(t - begin, position_of(part.append, t));
-          maxima_.store();
-        });
-  }
-
- private:
-  NgramTiles tiles_;
-  EntryMaxima maxima_;
-  TextWriter writer_;
-};
-
 __aicore__ inline void write_appends(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<StoreAppendParams>(args.params);
   const auto tiling = read_as<StoreAppendTiling>(args.tiling);
   AscendC::TPipe pipe;
-  AppendWriter writer(pipe, p, tiling.tile_tokens);
-  for_each_part(pipe, p, tiling, args.workspace, writer);
+  EntryUpdater<kNewest> updater(pipe, p, tiling.tile_tokens);
+  TextWriter writer(pipe, p);
+  for_each_part(pipe, p, tiling, args.workspace, [&updater, &writer](const AppendPart& part) {
+    if (part.is_first) writer.write(part.append, part.i);
+    updater.update(part);
+  });
 }
 
-// A row of `text` or `blocks`. Its items [begin, end) are staged from `offset` of a buffer on.
-struct PartlyStagedRow {
-  const LocalBuffer<int32_t>& buffer;
-  int64_t offset, begin, end;
-  Gm<const int32_t> row;
-  __aicore__ inline int32_t operator[](int64_t i) const {
-    return i >= begin && i < end ? buffer.get(offset + i - begin) : row[i];
-  }
-};
-
-// `text` or `blocks`, of which a part of row `staged_row` is staged.
-struct PartlyStagedRows {
-  const TokenRows<const int32_t>& memory;
-  int64_t rows;
-  int64_t staged_row;
-  const LocalBuffer<int32_t>& buffer;
-  int64_t offset, begin, end;
-  __aicore__ inline PartlyStagedRow operator[](int64_t row) const {
-    return {buffer, offset, begin, row == staged_row ? end : begin, memory[row]};
-  }
-};
-
-// The store for the check of one position, with the same member names as Contents: the head of the position's block,
-// and the tokens from the n-gram's beginning to the position, are staged.
-struct StagedContents {
-  PartlyStagedRows text, blocks;
-};
-
 // The lookups of a pass of requests. What a lookup reads of the store is loaded in three waits: the ends of the rows;
-// the entries of all n-grams; the blocks' heads and the text at all positions of these entries. Only what follows from
-// these is loaded by the scalar unit: blocks before and after, and the text of a draft.
+// the entries of all n-grams; the text before all positions of these entries. Most entries are of another n-gram, which
+// this text shows. The scalar unit loads only the blocks of the others, and the text of a draft.
 class StoreLookups : public StoreLookupsLayout {
  public:
   __aicore__ inline StoreLookups(AscendC::TPipe& pipe, const StoreProposeParams& p, int64_t per_pass)
       : p_(p),
         row_ends_(pipe, per_pass * kMaxSize),
         entries_(pipe, per_pass * kSizes * kUnitItems),
-        heads_(pipe, per_pass * kPositions * kHeadWords),
-        texts_(pipe, per_pass * kPositions * kTextItems) {}
+        texts_(pipe, per_pass * kSizes * kEntryWords * kMaxSize) {}
 
   // `match_len` returns the length of the own match of a request of the pass.
   template <class MatchLen>
@@ -429,8 +342,8 @@ class StoreLookups : public StoreLookupsLayout {
     for (int64_t j = 0; j < count; ++j) {
       for (int64_t level = 0; level < kSizes; ++level) {
         if (!is_looked_up(j, level)) continue;
-        load_position(j, level, kNewest);
-        load_position(j, level, kSecond);
+        load_text(j, level, kNewest);
+        load_text(j, level, kSecond);
       }
     }
     sync_pipes<AscendC::HardEvent::MTE2_S>();
@@ -454,8 +367,8 @@ class StoreLookups : public StoreLookupsLayout {
 
  private:
   __aicore__ static inline int64_t entry_offset(int64_t j, int64_t level) { return (j * kSizes + level) * kUnitItems; }
-  __aicore__ static inline int64_t position_index(int64_t j, int64_t level, int64_t word) {
-    return (j * kSizes + level) * kEntryWords + word;
+  __aicore__ static inline int64_t text_offset(int64_t j, int64_t level, int64_t word) {
+    return ((j * kSizes + level) * kEntryWords + word) * kMaxSize;
   }
   // The end of the last tokens of the row of request j.
   __aicore__ inline UbWords row_end(int64_t j) const {
@@ -465,38 +378,37 @@ class StoreLookups : public StoreLookupsLayout {
     const int64_t n = size_of_level(level);
     return n > own_matches_[j] && n <= queries_[j].length;
   }
-  __aicore__ static inline int64_t text_begin(int32_t position, int64_t level) {
-    return larger<int64_t>(position % kBlockTokens - size_of_level(level), 0);
+  // The tokens before a position that are in its block, at most those of an n-gram of the level.
+  __aicore__ static inline int64_t num_text_tokens(int32_t position, int64_t level) {
+    return smaller<int64_t>(position % kBlockTokens, size_of_level(level));
   }
 
-  __aicore__ inline void load_position(int64_t j, int64_t level, int64_t word) {
+  __aicore__ inline void load_text(int64_t j, int64_t level, int64_t word) {
     const int32_t position = entries_.get(entry_offset(j, level) + word);
     if (position <= 0) return;
-    const int64_t index = position_index(j, level, word), begin = text_begin(position, level);
+    const int64_t count = num_text_tokens(position, level);
     const int64_t row = ring_row(p_.contents, position / kBlockTokens);
-    heads_.load(index * kHeadWords, p_.contents.blocks[row], kScopeHigh + 1);
-    texts_.load(index * kTextItems, p_.contents.text[row] + begin, position % kBlockTokens + 1 - begin);
+    texts_.load(text_offset(j, level, word), p_.contents.text[row] + (position % kBlockTokens - count), count);
   }
 
   __aicore__ inline Occurrence find_valid_occurrence(int64_t j, int64_t level, int64_t word) const {
     const int32_t position = entries_.get(entry_offset(j, level) + word);
     if (position <= 0) return no_occurrence();
-    const int64_t index = position_index(j, level, word), n = size_of_level(level);
-    const int64_t row = ring_row(p_.contents, position / kBlockTokens), rows = p_.contents.blocks.rows;
-    const StagedContents contents{{p_.contents.text, rows, row, texts_, index * kTextItems, text_begin(position, level),
-                                   position % kBlockTokens + 1},
-                                  {p_.contents.blocks, rows, row, heads_, index * kHeadWords, 0, kScopeHigh + 1}};
-    const Occurrence found = find_occurrence(contents, p_.vocab_size, queries_[j], position, n);
+    const int64_t n = size_of_level(level), count = num_text_tokens(position, level);
+    const UbWords end = row_end(j), text_end{texts_, text_offset(j, level, word) + count};
+    for (int64_t t = 0; t < count; ++t) {
+      if (text_end[-1 - t] != end[-1 - t]) return no_occurrence();
+    }
+    const Occurrence found = find_occurrence(p_, queries_[j], position, n);
     if (found.row < 0) return no_occurrence();
-    const UbWords end = row_end(j);
-    for (int64_t t = 0; t < n; ++t) {
-      if (ngram_token(contents, found, t) != end[-1 - t]) return no_occurrence();
+    for (int64_t t = count; t < n; ++t) {
+      if (ngram_token(p_.contents, found, t) != end[-1 - t]) return no_occurrence();
     }
     return found;
   }
 
   const StoreProposeParams& p_;
-  LocalBuffer<int32_t> row_ends_, entries_, heads_, texts_;
+  LocalBuffer<int32_t> row_ends_, entries_, texts_;
   Query queries_[kMaxLookups];
   int64_t own_matches_[kMaxLookups];
 };

@@ -28,20 +28,6 @@ struct LocalBufferLayout {
 
 NGRAM_FN constexpr int64_t int32_ub_bytes(int64_t capacity) { return LocalBufferLayout<int32_t>::ub_bytes(capacity); }
 
-struct IndexWindowLayout {
-  static constexpr int64_t ub_bytes(int32_t index_bytes, int64_t capacity) {
-    return int32_ub_bytes(index_bytes == 4 ? capacity : 0) +
-           LocalBufferLayout<int64_t>::ub_bytes(index_bytes == 8 ? capacity : 0);
-  }
-};
-
-template <class T>
-struct StagedRowsLayout {
-  static constexpr int64_t ub_bytes(int64_t capacity, int64_t per_pass) {
-    return LocalBufferLayout<T>::ub_bytes(per_pass * round_up_items<T>(capacity));
-  }
-};
-
 struct StagedDraftRowsLayout {
   static constexpr int64_t ub_bytes(const DraftRows& rows, int64_t k, int64_t per_pass) {
     return int32_ub_bytes(per_pass * round_up_items<int32_t>(k * rows.bytes / int64_t{sizeof(int32_t)}));
@@ -62,18 +48,9 @@ struct AppendPlannerLayout {
   }
 };
 
-struct NgramTilesLayout {
-  static constexpr int64_t ub_bytes(int64_t tile_tokens) { return int32_ub_bytes(store::kMaxSize + tile_tokens); }
-};
-
-struct EntryMaximaLayout {
-  static constexpr int64_t ub_bytes(int64_t num_units) { return int32_ub_bytes(num_units * kUnitItems); }
-};
-
-struct EntryCopierLayout {
+struct EntryUpdaterLayout {
   static constexpr int64_t ub_bytes(int64_t tile_tokens) {
-    return NgramTilesLayout::ub_bytes(tile_tokens) + int32_ub_bytes(tile_tokens * store::kSizes * kUnitItems) +
-           EntryMaximaLayout::ub_bytes(tile_tokens * store::kSizes);
+    return int32_ub_bytes(store::kMaxSize + tile_tokens) + 2 * int32_ub_bytes(tile_tokens * store::kSizes * kUnitItems);
   }
 };
 
@@ -83,21 +60,10 @@ struct TextWriterLayout {
   }
 };
 
-struct AppendWriterLayout {
-  static constexpr int64_t ub_bytes(int64_t tile_tokens) {
-    return NgramTilesLayout::ub_bytes(tile_tokens) + EntryMaximaLayout::ub_bytes(tile_tokens) +
-           TextWriterLayout::ub_bytes();
-  }
-};
-
 struct StoreLookupsLayout {
-  static constexpr int64_t kPositions = store::kSizes * store::kEntryWords;  // of one request
-  static constexpr int64_t kTextItems = 24;  // a position's n-gram, the token at it, and padding
-
   static constexpr int64_t ub_bytes(int64_t per_pass) {
     return int32_ub_bytes(per_pass * store::kMaxSize) + int32_ub_bytes(per_pass * store::kSizes * kUnitItems) +
-           int32_ub_bytes(per_pass * kPositions * store::kHeadWords) +
-           int32_ub_bytes(per_pass * kPositions * kTextItems);
+           int32_ub_bytes(per_pass * store::kSizes * store::kEntryWords * store::kMaxSize);
   }
 };
 
@@ -115,21 +81,10 @@ struct ProbabilityTableLayout {
 };
 
 template <class Token>
-struct StagedMergeLayout {
+struct MergedDraftsLayout {
   static constexpr int64_t ub_bytes(const MergeDraftsParams& p, int64_t per_pass) {
-    return 5 * int32_ub_bytes(per_pass) + IndexWindowLayout::ub_bytes(p.row_indices.bytes, per_pass) +
-           StagedRowsLayout<int32_t>::ub_bytes(p.ngram_draft_token_ids.capacity, per_pass) +
-           StagedRowsLayout<Token>::ub_bytes(p.neural_width, per_pass) +
-           StagedRowsLayout<uint8_t>::ub_bytes(p.draft_costs.capacity, per_pass) +
-           StagedRowsLayout<uint8_t>::ub_bytes(p.neural_draft_costs.capacity, per_pass) +
-           int32_ub_bytes(per_pass * kUnitItems);
-  }
-};
-
-template <class Token>
-struct MergeResultsLayout {
-  static constexpr int64_t ub_bytes(const MergeDraftsParams& p, int64_t per_pass) {
-    return StagedRowsLayout<Token>::ub_bytes(p.ngram_draft_token_ids.capacity, per_pass) + 2 * int32_ub_bytes(per_pass);
+    return LocalBufferLayout<Token>::ub_bytes(per_pass * round_up_items<Token>(p.ngram_draft_token_ids.capacity)) +
+           2 * int32_ub_bytes(per_pass) + int32_ub_bytes(per_pass * kUnitItems);
   }
 };
 

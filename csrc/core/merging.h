@@ -41,33 +41,13 @@ struct MergeDraftsParams {
 
 NGRAM_FN int64_t clamp_count(int64_t value, int64_t max) { return larger<int64_t>(0, smaller(value, max)); }
 
-// In the following functions, the type Batch is MergeDraftsParams or a kernel's struct of staged copies of the arrays,
-// with the same member names. `p` tells which arrays are present.
-
-template <class Batch>
-NGRAM_FN int64_t count_neural_drafts(const MergeDraftsParams& p, const Batch& batch, int64_t i) {
-  return p.num_neural_draft_tokens == nullptr ? p.neural_width
-                                              : clamp_count(batch.num_neural_draft_tokens[i], p.neural_width);
-}
-
-template <class Batch>
-NGRAM_FN int64_t count_ngram_drafts(const MergeDraftsParams& p, const Batch& batch, int64_t i) {
-  return clamp_count(batch.num_ngram_draft_tokens[i], p.ngram_draft_token_ids.capacity);
-}
-
-NGRAM_FN bool has_acceptance(const MergeDraftsParams& p, int64_t row) {
-  return p.neural_acceptance.data != nullptr && p.neural_acceptance.has(row);
-}
-
 // Mean number of accepted neural draft tokens, in 65536ths, after request i's step. `acceptance` is the request's row.
-template <class Batch, class Acceptance>
-NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, const Batch& batch, const Acceptance& acceptance,
-                               int64_t i) {
+NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> acceptance, int64_t i) {
   int64_t num_drafted = int64_t{acceptance[kLastNeuralDrafts]} - 1;
   if (num_drafted < 0) return p.neural_width * kFixedPointOne;
-  if (p.num_scheduled_drafts != nullptr) num_drafted = smaller<int64_t>(num_drafted, batch.num_scheduled_drafts[i]);
+  if (p.num_scheduled_drafts != nullptr) num_drafted = smaller<int64_t>(num_drafted, p.num_scheduled_drafts[i]);
   const int64_t mean = acceptance[kMeanAccepted];
-  const int64_t num_sampled = batch.num_sampled[i];
+  const int64_t num_sampled = p.num_sampled[i];
   if (num_drafted <= 0 || num_sampled <= 0) return mean;
   const int64_t num_accepted = smaller(smaller(num_sampled - 1, num_drafted), kMaxDraftTokens);
   const int64_t new_mean = mean + (num_accepted * kFixedPointOne - mean) / kAcceptanceWindow;
@@ -75,73 +55,85 @@ NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, const Batch& batch, c
   return num_accepted == num_drafted && num_drafted < p.neural_width ? larger(mean, new_mean) : new_mean;
 }
 
-constexpr int64_t kUnknownMean = INT64_MIN;  // of a request without acceptance
-
 // Whether request i uses its num_ngram > 0 n-gram draft tokens instead of its num_neural > 0 neural draft tokens.
-template <class Batch, class Probabilities>
-NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const Batch& batch, const Probabilities& probabilities, int64_t i,
-                         int64_t num_neural, int64_t num_ngram, int64_t mean) {
-  if (batch.match_len[i] < p.min_match_len) return false;
+// `mean` is the mean number of accepted neural draft tokens (INT64_MIN: unknown). `probabilities` are those of
+// AcceptanceProbabilities.
+template <class Probabilities>
+NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const Probabilities& probabilities, int64_t i, int64_t num_neural,
+                         int64_t num_ngram, int64_t mean) {
+  if (p.match_len[i] < p.min_match_len) return false;
   if (p.draft_costs.data == nullptr) return true;
-  const int64_t expected_tokens = expected_accepted_tokens(probabilities, batch.draft_costs[i], num_ngram);
+  const int64_t expected_tokens = expected_accepted_tokens(probabilities, p.draft_costs[i], num_ngram);
   if (expected_tokens < p.threshold) return false;
   if (p.neural_draft_costs.data != nullptr)
-    return expected_tokens > expected_accepted_tokens(probabilities, batch.neural_draft_costs[i], num_neural);
+    return expected_tokens > expected_accepted_tokens(probabilities, p.neural_draft_costs[i], num_neural);
   return expected_tokens > smaller(mean, num_neural * kFixedPointOne);
 }
 
-// Chooses the draft of request i. `neural_tokens` and `ngram_tokens` are its drafts.
-template <class Batch, class Probabilities, class NeuralTokens, class NgramTokens>
-NGRAM_FN DraftSource choose_source(const MergeDraftsParams& p, const Batch& batch, const Probabilities& probabilities,
-                                   int64_t i, const NeuralTokens& neural_tokens, const NgramTokens& ngram_tokens,
-                                   int64_t mean) {
-  const int64_t num_neural = count_neural_drafts(p, batch, i), num_ngram = count_ngram_drafts(p, batch, i);
-  if (num_ngram > 0 && (num_neural == 0 || uses_ngram(p, batch, probabilities, i, num_neural, num_ngram, mean)))
-    return kNgramDraft;
-  if (num_neural == 0) return kNoDraft;
-  if (!p.extend || num_neural >= num_ngram) return kNeuralDraft;
-  int64_t num_equal = 0;
-  while (num_equal < num_neural && neural_tokens[num_equal] == ngram_tokens[num_equal]) ++num_equal;
-  return num_equal == num_neural ? kExtendedDraft : kNeuralDraft;
+// The draft that is chosen for a request. Token is int32_t or int64_t, according to p.token_bytes.
+template <class Token>
+struct MergedDraft {
+  Gm<const Token> neural_tokens;
+  Gm<const int32_t> ngram_tokens;
+  int64_t num_neural;
+  int64_t num_ngram;
+  DraftSource source;
+  int64_t mean;            // new mean number of accepted neural draft tokens
+  int64_t acceptance_row;  // row of neural_acceptance that is written; -1: none
+
+  NGRAM_FN bool uses_ngram_tokens() const { return source == kNgramDraft || source == kExtendedDraft; }
+  NGRAM_FN int32_t num_tokens() const { return static_cast<int32_t>(uses_ngram_tokens() ? num_ngram : num_neural); }
+  NGRAM_FN Token operator[](int64_t j) const {
+    if (uses_ngram_tokens()) return static_cast<Token>(ngram_tokens[j]);
+    return j < num_neural ? neural_tokens[j] : Token{kNoToken};
+  }
+  // Sets the words of the request's row of neural_acceptance.
+  template <class Words>
+  NGRAM_FN void set_acceptance(const Words& words) const {
+    words[kMeanAccepted] = static_cast<int32_t>(mean);
+    words[kLastNeuralDrafts] = static_cast<int32_t>(1 + (source == kNgramDraft ? 0 : num_neural));
+  }
+};
+
+// Chooses the draft of request i.
+template <class Token, class Probabilities>
+NGRAM_FN MergedDraft<Token> choose_draft(const MergeDraftsParams& p, const Probabilities& probabilities, int64_t i) {
+  MergedDraft<Token> draft{};
+  draft.neural_tokens = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
+  draft.ngram_tokens = p.ngram_draft_token_ids[i];
+  const int64_t num_neural = draft.num_neural =
+      p.num_neural_draft_tokens == nullptr ? p.neural_width : clamp_count(p.num_neural_draft_tokens[i], p.neural_width);
+  const int64_t num_ngram = draft.num_ngram =
+      clamp_count(p.num_ngram_draft_tokens[i], p.ngram_draft_token_ids.capacity);
+
+  draft.acceptance_row = -1;
+  draft.mean = INT64_MIN;
+  if (p.neural_acceptance.data != nullptr && p.neural_acceptance.has(p.row_indices[i])) {
+    draft.mean = mean_accepted(p, p.neural_acceptance[p.row_indices[i]], i);
+    if (p.num_sampled[i] > 0) draft.acceptance_row = p.row_indices[i];
+  }
+
+  draft.source = num_neural > 0 ? kNeuralDraft : kNoDraft;
+  if (num_ngram > 0 && (num_neural == 0 || uses_ngram(p, probabilities, i, num_neural, num_ngram, draft.mean))) {
+    draft.source = kNgramDraft;
+  } else if (p.extend && num_neural > 0 && num_neural < num_ngram) {
+    int64_t num_equal = 0;
+    while (num_equal < num_neural && draft.neural_tokens[num_equal] == draft.ngram_tokens[num_equal]) ++num_equal;
+    if (num_equal == num_neural) draft.source = kExtendedDraft;
+  }
+  return draft;
 }
 
-NGRAM_FN bool uses_ngram_tokens(DraftSource source) { return source == kNgramDraft || source == kExtendedDraft; }
-
-// The value of kLastNeuralDrafts after a step.
-NGRAM_FN int32_t last_neural_drafts(DraftSource source, int64_t num_neural) {
-  return static_cast<int32_t>(1 + (source == kNgramDraft ? 0 : num_neural));
-}
-
-// Token j of the merged draft.
-template <class Token, class NeuralTokens, class NgramTokens>
-NGRAM_FN Token merged_token(DraftSource source, int64_t num_neural, const NeuralTokens& neural_tokens,
-                            const NgramTokens& ngram_tokens, int64_t j) {
-  if (uses_ngram_tokens(source)) return static_cast<Token>(ngram_tokens[j]);
-  return j < num_neural ? static_cast<Token>(neural_tokens[j]) : Token{kNoToken};
-}
-
-// Chooses and writes the draft of request i. Token is int32_t or int64_t, according to p.token_bytes.
+// Chooses and writes the draft of request i.
 template <class Token>
 NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i) {
+  const MergedDraft<Token> draft = choose_draft<Token>(p, probabilities, i);
   const int64_t k = p.ngram_draft_token_ids.capacity;
-  const Gm<const Token> neural_tokens = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
-  const Gm<const int32_t> ngram_tokens = p.ngram_draft_token_ids[i];
-  Gm<int32_t> acceptance = nullptr;
-  int64_t mean = kUnknownMean;
-  if (has_acceptance(p, p.row_indices[i])) {
-    acceptance = p.neural_acceptance[p.row_indices[i]];
-    mean = mean_accepted(p, p, acceptance, i);
-  }
-  const DraftSource source = choose_source(p, p, probabilities, i, neural_tokens, ngram_tokens, mean);
-  const int64_t num_neural = count_neural_drafts(p, p, i);
-  const Gm<Token> draft = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
-  for (int64_t j = 0; j < k; ++j) draft[j] = merged_token<Token>(source, num_neural, neural_tokens, ngram_tokens, j);
-  p.num_draft_tokens[i] = static_cast<int32_t>(uses_ngram_tokens(source) ? count_ngram_drafts(p, p, i) : num_neural);
-  p.draft_source[i] = source;
-  if (acceptance != nullptr && p.num_sampled[i] > 0) {
-    acceptance[kMeanAccepted] = static_cast<int32_t>(mean);
-    acceptance[kLastNeuralDrafts] = last_neural_drafts(source, num_neural);
-  }
+  const Gm<Token> tokens = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
+  for (int64_t j = 0; j < k; ++j) tokens[j] = draft[j];
+  p.num_draft_tokens[i] = draft.num_tokens();
+  p.draft_source[i] = draft.source;
+  if (draft.acceptance_row >= 0) draft.set_acceptance(p.neural_acceptance[draft.acceptance_row]);
 }
 
 }  // namespace ngram_npu

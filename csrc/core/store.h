@@ -97,14 +97,13 @@ NGRAM_FN Gm<Int> entry_of(const TokenRows<Int>& table, uint64_t ngram_hash, uint
 }
 
 // The place of block `number` > 0 in the ring. A 64-bit division would be a function call on a device.
-template <class Store>
-NGRAM_FN int64_t ring_row(const Store& contents, int64_t number) {
+template <class Int>
+NGRAM_FN int64_t ring_row(const Contents<Int>& contents, int64_t number) {
   return static_cast<uint32_t>(number) % static_cast<uint32_t>(contents.blocks.rows);
 }
 
-// In the following functions, the type Head is a pointer to a block's head or a kernel's copy of the head, and Store is
-// Contents or a kernel's struct with the same members.
-
+// Whether this is the head of a block with this number and scope. Here and below, the type Head is a pointer to a head,
+// or a kernel's copy of the head.
 template <class Head>
 NGRAM_FN bool is_block(const Head& head, int64_t number, int64_t scope) {
   const bool has_scope = head[kScopeLow] == static_cast<int32_t>(scope) &&
@@ -113,8 +112,8 @@ NGRAM_FN bool is_block(const Head& head, int64_t number, int64_t scope) {
 }
 
 // The row of the block with this number, if it is still in the ring and has this scope; otherwise -1.
-template <class Store>
-NGRAM_FN int64_t find_block(const Store& contents, int64_t number, int64_t scope) {
+template <class Int>
+NGRAM_FN int64_t find_block(const Contents<Int>& contents, int64_t number, int64_t scope) {
   if (number <= 0) return -1;
   const int64_t row = ring_row(contents, number);
   return is_block(contents.blocks[row], number, scope) ? row : -1;
@@ -124,8 +123,8 @@ template <class Head>
 NGRAM_FN int64_t fill_of_head(const Head& head) {
   return smaller<int64_t>(larger<int64_t>(head[kFill], 0), kBlockTokens);
 }
-template <class Store>
-NGRAM_FN int64_t fill_of(const Store& contents, int64_t row) {
+template <class Int>
+NGRAM_FN int64_t fill_of(const Contents<Int>& contents, int64_t row) {
   return fill_of_head(contents.blocks[row]);
 }
 
@@ -409,12 +408,11 @@ NGRAM_FN Occurrence no_occurrence() { return {-1, -1, 0}; }
 
 // The occurrence of n tokens before `position`, if the blocks that contain them and the next token are in the ring and
 // have the request's scope, and the next token is a valid id. The n tokens are not compared yet.
-template <class Store>
-NGRAM_FN Occurrence find_occurrence(const Store& contents, int64_t vocab_size, const Query& query, int32_t position,
-                                    int64_t n) {
+NGRAM_FN Occurrence find_occurrence(const StoreProposeParams& p, const Query& query, int32_t position, int64_t n) {
+  const Contents<const int32_t>& contents = p.contents;
   Occurrence found{find_block(contents, position / kBlockTokens, query.scope), -1, position % kBlockTokens};
   if (found.row < 0 || found.offset >= fill_of(contents, found.row)) return no_occurrence();
-  if (!is_valid_token(contents.text[found.row][found.offset], vocab_size)) return no_occurrence();
+  if (!is_valid_token(contents.text[found.row][found.offset], p.vocab_size)) return no_occurrence();
   if (found.offset >= n) return found;
   found.previous = find_block(contents, contents.blocks[found.row][kPrevious], query.scope);
   const bool is_complete = found.previous >= 0 && fill_of(contents, found.previous) == kBlockTokens;
@@ -422,8 +420,7 @@ NGRAM_FN Occurrence find_occurrence(const Store& contents, int64_t vocab_size, c
 }
 
 // Token j of the n-gram, counted from its end.
-template <class Store>
-NGRAM_FN int32_t ngram_token(const Store& contents, const Occurrence& found, int64_t j) {
+NGRAM_FN int32_t ngram_token(const Contents<const int32_t>& contents, const Occurrence& found, int64_t j) {
   const int64_t at = found.offset - 1 - j;
   return at >= 0 ? contents.text[found.row][at] : contents.text[found.previous][kBlockTokens + at];
 }

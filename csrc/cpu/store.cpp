@@ -198,7 +198,7 @@ void prefetch_text(const StoreProposeParams& p, const Lookup& lookup) {
 Occurrence find_valid_occurrence(const StoreProposeParams& p, const Query& query, int32_t position, int64_t n) {
   if (position <= 0) return no_occurrence();
   if (position % kBlockTokens > 0 && *text_before(p.contents, position) != query.end[-1]) return no_occurrence();
-  const Occurrence found = find_occurrence(p.contents, p.vocab_size, query, position, n);
+  const Occurrence found = find_occurrence(p, query, position, n);
   if (found.row < 0) return no_occurrence();
   for (int64_t j = 0; j < n; ++j) {
     if (ngram_token(p.contents, found, j) != query.end[-1 - j]) return no_occurrence();

@@ -171,7 +171,7 @@ class WarpLookup {
   // The valid occurrence of n tokens before `position`, in every lane.
   __device__ Occurrence find_valid_occurrence(int32_t position, int32_t n) const {
     if (position <= 0) return no_occurrence();
-    const Occurrence found = find_occurrence(p_.contents, p_.vocab_size, query_, position, n);
+    const Occurrence found = find_occurrence(p_, query_, position, n);
     if (found.row < 0) return no_occurrence();
     const bool differs = lane_ < n && ngram_token(p_.contents, found, lane_) != token_;
     return __any_sync(kWholeWarp, differs) ? no_occurrence() : found;

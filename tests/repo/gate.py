@@ -17,7 +17,7 @@ from ops.specs import OpSpec
 KERNELS = {
     "cpu": ("csrc/cpu/{}.cpp", "ngram_npu_cpu_{}("),
     "cuda": ("csrc/cuda/{}.cu", "ngram_npu_cuda_{}("),
-    "npu": ("csrc/ascendc/{}.cpp", "__global__ __aicore__ void ngram_npu_{}("),
+    "npu": ("csrc/ascendc/{}.cpp", "NGRAM_NPU_KERNEL(ngram_npu_{},"),
 }
 """By device: the file of a kernel, and the text with which the kernel's entry point begins. On an
 NPU, names omit an underscore at the end."""

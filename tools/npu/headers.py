@@ -59,7 +59,7 @@ _INTRINSIC = re.compile(
 def main() -> int:
     devkit, sources = Path(sys.argv[1]), ROOT / "csrc"
     files = sorted((sources / "ascendc").glob("*.cpp"))
-    kernels = [file for file in files if "__global__" in file.read_text()]
+    kernels = [file for file in files if "NGRAM_NPU_KERNEL(" in file.read_text()]
     errors = []
     with tempfile.TemporaryDirectory() as folder:
         header = write_stand_ins(devkit, Path(folder))
