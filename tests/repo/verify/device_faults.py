@@ -302,14 +302,17 @@ ASCENDC_FAULTS = parse_faults("""
 @ csrc/ascendc/store.cpp ascendc store_append_
 plain copy instead of the atomic maximum:     AscendC::SetAtomicMax<int32_t>(); =>
 atomic mode is not reset:     AscendC::SetAtomicNone(); =>
-scope is not in the key of inserted n-grams: seed_of_scope(scope_of(p_.scopes, part.i)) => seed_of_scope(0)
+scope is not in the key of inserted n-grams
+- seed_of_scope(scope_of(p_.scopes, part.i))
++ seed_of_scope(0)
 n-gram is looked up in the launch that inserts n-grams
 -         ++count;
 +         if (word == kSecond || entries_[count][kNewest] >= 0) ++count;
 copy and maximum are in one launch
 -     sync_pipes<AscendC::HardEvent::MTE3_S>();
 -     AscendC::SetAtomicNone();
-+     for (int64_t n = 0; word == kSecond && n < count; ++n) values_.store(n * kUnitItems, entries_[n] + kNewest, 1);
++     for (int64_t n = 0; word == kSecond && n < count; ++n)
++       values_.store(n * kUnitItems, entries_[n] + kNewest, 1);
 +     sync_pipes<AscendC::HardEvent::MTE3_S>();
 +     AscendC::SetAtomicNone();
 second newest position may equal the newest

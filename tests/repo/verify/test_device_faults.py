@@ -29,7 +29,9 @@ def test_parse_faults_reads_one_line_and_multi_line_faults() -> None:
     ]
 
 
-@pytest.mark.parametrize("fault", [*CUDA_FAULTS, *ASCENDC_FAULTS, *ASCENDC_SYNC_FAULTS], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "fault", [*CUDA_FAULTS, *ASCENDC_FAULTS, *ASCENDC_SYNC_FAULTS], ids=lambda f: f.name
+)
 def test_fault_applies_to_its_source(fault: Fault) -> None:
     assert fault.apply() != (ROOT / fault.file).read_text()
 
