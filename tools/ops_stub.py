@@ -19,11 +19,16 @@ _RAISES = "ValueError: invalid argument (dtype, device, shape, stride, range, ov
 
 
 def read_schemas(text: str) -> list[str]:
-    """Returns the schemas in the text of csrc/schemas.h."""
-    _, _, text = text.partition("kSchemas[] = {")
-    strings = re.findall(r'"([^"]*)"(,?)', text)
-    joined = "".join(part + ("\n" if comma else "") for part, comma in strings)
-    return joined.splitlines()
+    """Returns the schemas of the operators in the text of csrc/schemas.h."""
+    schemas = []
+    for op, table in re.findall(
+        r"^struct (\w+) : OperatorTable.*?\{\n(.*?)^\};", text, re.M | re.S
+    ):
+        arguments, _, results = table.partition("kResults[] = ")
+        names = ", ".join(re.findall(r'\{"([^"]+)"', arguments))
+        tensors = ", ".join(f"Tensor {name}" for name in re.findall(r'\{"(\w+)"', results))
+        schemas.append(f"{op}({names}) -> ({tensors})")
+    return schemas
 
 
 def format_function(schema: str, document: str) -> str:

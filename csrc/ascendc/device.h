@@ -32,7 +32,8 @@ __aicore__ inline T read_as(const uint64_t (&words)[max_words]) {
   return converter.value;
 }
 
-// Makes later instructions of the event's second pipe wait for earlier instructions of its first pipe.
+// Makes later instructions of the event's second pipe wait for earlier instructions of its first pipe. The ID is not
+// reserved, so nothing may happen between setting the flag and waiting for it.
 template <AscendC::HardEvent event>
 __aicore__ inline void sync_pipes() {
   const int32_t id = static_cast<int32_t>(GetTPipePtr()->FetchEventID(event));

@@ -2,7 +2,10 @@
 // initialises the device; until then, the process can still choose its visible devices.
 #pragma once
 
+#include <acl/acl_rt.h>
+
 #include <cstdint>
+#include <string>
 
 #include "ascendc/launch_plan.h"
 
@@ -17,25 +20,18 @@ constexpr int32_t kNumKernels = 0
 class LoadedKernels {
  public:
   // Returns the kernels of the current device; `device` is its number. The first call loads the kernels. If loading
-  // fails, the result is null, and load_error() returns the reason in the calling thread. The kernels exist until the
-  // process ends.
+  // fails, sets the thread's error and returns null. The kernels exist until the process ends.
   static const LoadedKernels* get_or_load(int32_t device);
 
-  // Launches a kernel. Returns 0 or the runtime's error. Allocates no device memory if this CANN release has
-  // aclrtLaunchKernelWithHostArgs.
-  int32_t launch(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const;
+  // Launches a kernel. Returns 0 or the runtime's error. Allocates no device memory.
+  int32_t launch(const Launch& launch, aclrtStream stream, const NgramNpuLaunchArgs& args) const;
 
  private:
-  using LaunchFromHost = int32_t (*)(void* function, uint32_t blocks, void* stream, void* config, void* args,
-                                     size_t bytes, void* placeholders, size_t num_placeholders);
-  bool load_binary();
-  bool load_stubs();
-
-  LaunchFromHost launch_ = nullptr;  // aclrtLaunchKernelWithHostArgs; null if the entries are launch stubs
-  void* entries_[kNumKernels] = {};  // device functions, or host functions (launch stubs)
+  aclrtFuncHandle functions_[kNumKernels] = {};
 };
 
-// Returns the reason why loading failed in the calling thread.
-const char* load_error();
+// The reason why the last call in this thread failed.
+void set_error(std::string text);
+const char* get_error();
 
 }  // namespace ngram_npu::ascendc

@@ -1,9 +1,11 @@
 // The lookup of ngram_propose and ngram_step_, in one launch or two. docs/design/ascendc.md gives the reasons.
 //
-// Vector instructions cannot compare tokens at an offset. Each token of the suffix is therefore compared with the whole
-// tile, which gives one bit per position, and the bits of the shorter suffix are shifted by one position:
-//   starts_1 = [t[i] == last],   starts_n[i] = starts_(n-1)[i + 1] and [t[i] == the n-th token from the end].
-// starts_n are the positions at which the last n tokens of the row occur. The best match has the largest n.
+// Vector instructions cannot compare tokens at an offset. One token of the row's suffix is therefore compared with all
+// tokens of a tile, which gives one bit per position, and the bits are shifted: position i can only be the end of n
+// equal tokens if t[i - j] equals the suffix's token at depth j (0: the newest) for all j < n. The first comparison,
+// with the newest token, reads the whole tile, and most tiles then have no end left. Otherwise the scalar unit counts
+// the equal tokens at the end that the match policy prefers. If there are n, only longer matches are of interest, so
+// the ends are compared at depth n next, and only in the part of the tile that has ends.
 #pragma once
 
 #include "ascendc/device.h"
@@ -118,30 +120,23 @@ class Searcher {
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
       : options_(options),
         num_words_(static_cast<int32_t>(tile_tokens / kWordPositions)),
-        starts_{LocalBuffer<uint32_t>(pipe, num_words_ + kBlockWords),
-                LocalBuffer<uint32_t>(pipe, num_words_ + kBlockWords)},
-        shifted_starts_(pipe, num_words_),
+        ends_(pipe, round_up(num_words_, kFlagGroup)),
+        marks_(pipe, kBlockWords + num_words_),
+        shifted_marks_(pipe, num_words_),
         carry_(pipe, num_words_),
-        next_word_offsets_(pipe, num_words_),
-        ranks_(pipe, num_words_),
-        flags_(pipe, num_words_),
-        scratch_(pipe, num_words_),
-        best_rank_(pipe, kBlockWords) {
+        word_offsets_(pipe, num_words_),
+        zero_flags_(pipe, round_up(num_words_, kFlagGroup) / kFlagGroup) {
     pipe.InitBuffer(tiles_, kTileBuffers, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
   }
 
   // Computes constants for the searches. The caller calls this function while the first loads run.
   __aicore__ inline void compute_constants() {
-    // The byte offset of each word, and the rank of each word: the best word has the highest rank.
-    const auto offsets = next_word_offsets_.tensor().ReinterpretCast<int32_t>();
-    AscendC::CreateVecIndex(offsets, 0, num_words_);
+    const auto offsets = word_offsets_.tensor().ReinterpretCast<int32_t>();
+    AscendC::CreateVecIndex(offsets, 0, static_cast<uint32_t>(num_words_));
     AscendC::Muls(offsets, offsets, kWordBytes, num_words_);
-    const auto& ranks = ranks_.tensor();
-    AscendC::CreateVecIndex(ranks, 1.0f, num_words_);
-    if (options_.match_policy == kEarliest) {
-      AscendC::Muls(ranks, ranks, -1.0f, num_words_);
-      AscendC::Adds(ranks, ranks, static_cast<float>(num_words_ + 1), num_words_);
-    }
+    AscendC::Duplicate(marks_.tensor(), 0u, kBlockWords);  // no token of the row is before its first tile
+    // find_zero_words() reads whole groups, also words that no search computes.
+    AscendC::Duplicate(ends_.tensor(), 0u, static_cast<int32_t>(round_up(num_words_, kFlagGroup)));
   }
 
   __aicore__ inline void load(const Tile& tile) {
@@ -163,37 +158,46 @@ class Searcher {
     tiles_.FreeTensor(tokens);
   }
 
-  // Returns the best match in the oldest loaded tile. A match that ends in the halo may be reported too short.
-  __aicore__ inline Match search(const Tile& tile) {
+  // Returns the best match of more than min_len tokens in the oldest loaded tile. A match that ends in the halo may be
+  // reported too short.
+  __aicore__ inline Match search(const Tile& tile, int64_t min_len) {
     if (tile.count == 0) return {-1, 0};
     const int64_t max_n = smaller(options_.max_n, tile.row.length - 1);
     if (tile.item != suffix_item_) read_suffix(tile, max_n);
     auto tokens = tiles_.DeQue<int32_t>();
     fill_tail(tile, tokens);
-    const auto num_words = static_cast<int32_t>(round_up(tile.count, kTileUnit) / kWordPositions);
-    int64_t len = 0;
-    int64_t best_word = -1;
-    for (int64_t n = 1; n <= max_n; ++n) {
-      mark_starts(tokens, suffix_[n - 1], n, num_words);
-      if (n < options_.min_n) continue;  // a match of this length would not be used
-      const int64_t word = find_best_word(starts_[n % 2].tensor(), num_words);
-      if (word < 0) break;
-      best_word = word;
-      len = n;
+    Words words{0, round_up(tile.count, kTileUnit) / kWordPositions};  // contain all ends
+    Match best{-1, larger(min_len, options_.min_n - 1)};
+    int64_t depth = 0;
+    while (best.len < max_n) {
+      keep_ends(tokens, depth, words);
+      find_zero_words(words);
+      sync_pipes<AscendC::HardEvent::V_S>();
+      words = exclude_zero_words(words);
+      const bool has_ends = words.begin < words.end;
+      if (has_ends) {
+        // Every end with a longer match than `best` is left, so the preferred end is the first of its length.
+        const int64_t end = find_best_end(words);
+        depth = count_equal_tokens(tokens, end, max_n);
+        if (depth > best.len) best = {tile.base + end, depth};
+      }
+      sync_pipes<AscendC::HardEvent::S_V>();
+      if (!has_ends) break;
     }
     tiles_.FreeTensor(tokens);
-    if (len == 0) return {-1, 0};
-    const uint64_t bits = starts_[len % 2].get(best_word);
-    sync_pipes<AscendC::HardEvent::S_V>();
-    const int64_t bit = options_.match_policy == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits)
-                                                         : AscendC::ScalarGetSFFValue<1>(bits);
-    return {tile.base + best_word * kWordPositions + bit + len - 1, len};
+    return best.end < 0 ? Match{-1, 0} : best;
   }
 
  private:
   static constexpr int32_t kWordPositions = 32;
   static constexpr int32_t kWordBytes = 4;
   static constexpr int32_t kBlockWords = 8;  // words in a block of 32 bytes
+  static constexpr int32_t kFlagGroup = 64;  // int32 comparisons process groups of 64
+
+  struct Words {
+    int64_t begin;
+    int64_t end;
+  };
 
   __aicore__ static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
   __aicore__ static inline int64_t count_in_memory(const Tile& tile) {
@@ -221,42 +225,91 @@ class Searcher {
     sync_pipes<AscendC::HardEvent::S_V>();
   }
 
-  // Computes starts_n from starts_(n-1); `token` is the n-th token from the row's end. Two buffers alternate.
-  __aicore__ inline void mark_starts(const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t n,
-                                     int32_t num_words) {
-    const auto& starts = starts_[n % 2].tensor();
-    AscendC::CompareScalar(starts.ReinterpretCast<uint8_t>(), tokens, token, AscendC::CMPMODE::EQ,
-                           num_words * kWordPositions);
-    AscendC::Duplicate(starts[num_words], 0u, kBlockWords);  // the next word of the last word
-    if (n == 1) return;
-    // Shifts each word by one position. The first bit of the next word becomes the last bit.
-    const auto& previous_starts = starts_[(n - 1) % 2].tensor();
-    const auto& shifted = shifted_starts_.tensor();
+  // Keeps the ends in `words` that have the suffix's token `depth` positions before them. Depth 0 comes first.
+  __aicore__ inline void keep_ends(const AscendC::LocalTensor<int32_t>& tokens, int64_t depth, const Words& words) {
+    const int64_t begin = words.begin / kBlockWords * kBlockWords;
+    const int64_t end = round_up(words.end, kBlockWords);
+    const auto count = static_cast<int32_t>(end - begin);
+    const auto ends = ends_.tensor()[static_cast<uint32_t>(begin)];
+    if (depth == 0) {
+      compare(ends, tokens, suffix_[0], begin, end);
+      return;
+    }
+    // Marks the token, also in the block before, and shifts the marks by `depth` positions. Bits that leave a word are
+    // carried to the next word.
+    const int64_t first = larger<int64_t>(begin - kBlockWords, 0);
+    const auto& marks = marks_.tensor();
+    compare(marks[static_cast<uint32_t>(kBlockWords + first)], tokens, suffix_[depth], first, end);
+    const int64_t word_shift = depth / kWordPositions;
+    const auto bit_shift = static_cast<uint32_t>(depth % kWordPositions);
+    const auto source = static_cast<uint32_t>(kBlockWords + begin - word_shift);  // in marks_
     const auto& carry = carry_.tensor();
-    AscendC::Gather(carry, previous_starts, next_word_offsets_.tensor(), kWordBytes, num_words);
-    AscendC::ShiftLeft(carry, carry, 31u, num_words);
-    AscendC::ShiftRight(shifted, previous_starts, 1u, num_words);
+    const auto& shifted = shifted_marks_.tensor();
+    AscendC::Gather(carry, marks, word_offsets_.tensor(), (source - 1) * kWordBytes, static_cast<uint32_t>(count));
+    AscendC::ShiftRight(carry, carry, kWordPositions - bit_shift, count);
+    if (word_shift == 0) {
+      AscendC::ShiftLeft(shifted, marks[source], bit_shift, count);
+    } else {  // marks[source] is not aligned to 32 bytes
+      AscendC::Gather(shifted, marks, word_offsets_.tensor(), source * kWordBytes, static_cast<uint32_t>(count));
+      AscendC::ShiftLeft(shifted, shifted, bit_shift, count);
+    }
     // And() and Or() support only 16-bit integers.
-    const auto halves = shifted.ReinterpretCast<uint16_t>();
-    const auto starts_halves = starts.ReinterpretCast<uint16_t>();
-    AscendC::Or(halves, halves, carry.ReinterpretCast<uint16_t>(), 2 * num_words);
-    AscendC::And(starts_halves, starts_halves, halves, 2 * num_words);
+    const auto shifted_halves = shifted.ReinterpretCast<uint16_t>();
+    const auto ends_halves = ends.ReinterpretCast<uint16_t>();
+    AscendC::Or(shifted_halves, shifted_halves, carry.ReinterpretCast<uint16_t>(), 2 * count);
+    AscendC::And(ends_halves, ends_halves, shifted_halves, 2 * count);
   }
 
-  // Returns the index of the first or the last word, by the match policy, that is not 0; -1 if all words are 0. The
-  // reduction is the maximum of the ranks of nonzero words, as floats, because there is no reduction of integers.
-  __aicore__ inline int64_t find_best_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t num_words) {
-    const auto& flags = flags_.tensor();
-    AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_RINT, num_words);
-    AscendC::Mul(flags, flags, flags, num_words);
-    AscendC::Mins(flags, flags, 1.0f, num_words);
-    AscendC::Mul(flags, flags, ranks_.tensor(), num_words);
-    AscendC::ReduceMax(best_rank_.tensor(), flags, scratch_.tensor(), num_words);
-    sync_pipes<AscendC::HardEvent::V_S>();
-    const int64_t rank = AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(best_rank_.get(0));
-    sync_pipes<AscendC::HardEvent::S_V>();
-    if (rank == 0) return -1;
-    return options_.match_policy == kLatest ? rank - 1 : num_words_ - rank;
+  // Compares the positions of words [begin, end) with a token.
+  __aicore__ inline void compare(const AscendC::LocalTensor<uint32_t>& bits,
+                                 const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t begin,
+                                 int64_t end) {
+    AscendC::CompareScalar(bits.ReinterpretCast<uint8_t>(), tokens[static_cast<uint32_t>(begin * kWordPositions)],
+                           token, AscendC::CMPMODE::EQ, static_cast<uint32_t>((end - begin) * kWordPositions));
+  }
+
+  // Computes one bit per word of ends_, in groups: 1 if the word is 0.
+  __aicore__ inline void find_zero_words(const Words& words) {
+    const int64_t first = words.begin / kFlagGroup * kFlagGroup;
+    AscendC::CompareScalar(zero_flags_.tensor().ReinterpretCast<uint8_t>(),
+                           ends_.tensor()[static_cast<uint32_t>(first)].ReinterpretCast<int32_t>(), 0,
+                           AscendC::CMPMODE::EQ, static_cast<uint32_t>(round_up(words.end, kFlagGroup) - first));
+  }
+
+  // Returns the range from the first to the last of `words` that is not 0, after find_zero_words(); an empty range if
+  // all are 0.
+  __aicore__ inline Words exclude_zero_words(const Words& words) const {
+    Words found{words.end, words.end};
+    const int64_t first = words.begin / kFlagGroup * kFlagGroup;
+    for (int64_t group = first; group < words.end; group += kFlagGroup) {
+      uint64_t nonzero = ~zero_flags_.get((group - first) / kFlagGroup);
+      // Words outside of `words` have bits from earlier comparisons.
+      if (group < words.begin) nonzero &= ~uint64_t{0} << (words.begin - group);
+      if (group + kFlagGroup > words.end) nonzero &= ~uint64_t{0} >> (group + kFlagGroup - words.end);
+      if (nonzero == 0) continue;
+      if (found.begin == words.end) found.begin = group + AscendC::ScalarGetSFFValue<1>(nonzero);
+      found.end = group + kFlagGroup - AscendC::ScalarCountLeadingZero(nonzero);
+    }
+    return found.begin == words.end ? Words{0, 0} : found;
+  }
+
+  // Returns the position in the tile of the first or the last end, by the match policy. The first and the last word of
+  // `words` are not 0.
+  __aicore__ inline int64_t find_best_end(const Words& words) const {
+    if (options_.match_policy == kLatest) {
+      const int64_t word = words.end - 1;
+      return word * kWordPositions + 63 - AscendC::ScalarCountLeadingZero(uint64_t{ends_.get(word)});
+    }
+    return words.begin * kWordPositions + AscendC::ScalarGetSFFValue<1>(uint64_t{ends_.get(words.begin)});
+  }
+
+  // Returns how many tokens of the tile up to `end` equal the suffix, at most max_n. The newest token is equal.
+  __aicore__ inline int64_t count_equal_tokens(const AscendC::LocalTensor<int32_t>& tokens, int64_t end,
+                                               int64_t max_n) const {
+    int64_t count = 1;
+    while (count < max_n && count <= end && tokens.GetValue(static_cast<uint32_t>(end - count)) == suffix_[count])
+      ++count;
+    return count;
   }
 
   const LookupOptions options_;
@@ -264,9 +317,10 @@ class Searcher {
   int32_t suffix_[kMaxNgram];  // last tokens of the searched row, the newest first
   int64_t suffix_item_ = -1;   // the item of this row
   AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
-  LocalBuffer<uint32_t> starts_[2];
-  LocalBuffer<uint32_t> shifted_starts_, carry_, next_word_offsets_;
-  LocalBuffer<float> ranks_, flags_, scratch_, best_rank_;
+  LocalBuffer<uint32_t> ends_;   // one bit per position of the tile
+  LocalBuffer<uint32_t> marks_;  // the same; begins with a block of zeros
+  LocalBuffer<uint32_t> shifted_marks_, carry_, word_offsets_;
+  LocalBuffer<uint64_t> zero_flags_;  // one bit per word, 1 if the word is 0
 };
 
 // Searches the items of this core and calls on_match(item, match) with the best match of each item.
@@ -287,8 +341,8 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
       searcher.drop(tile);
       continue;
     }
-    const Match match = searcher.search(tile);
-    if (is_better(match, best_match, p.lookup.match_policy)) best_match = match;
+    const Match match = searcher.search(tile, best_match.len);
+    if (match.len > 0) best_match = match;
     if (best_match.len == p.lookup.max_n) {
       tiles.skip_remaining_tiles(finished_item = tile.item);
     } else if (!tile.is_last_of_item) {
@@ -390,10 +444,13 @@ class SpanMatches {
   __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
     sync_pipes<AscendC::HardEvent::S_MTE2>();
     matches_.load(0, Gm<const int32_t>(workspace) + first * match_ints_, count * match_ints_);
-    load_event_ = static_cast<int32_t>(GetTPipePtr()->FetchEventID(AscendC::HardEvent::MTE2_S));
+    load_event_ = GetTPipePtr()->AllocEventID<AscendC::HardEvent::MTE2_S>();
     AscendC::SetFlag<AscendC::HardEvent::MTE2_S>(load_event_);
   }
-  __aicore__ inline void wait() const { AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(load_event_); }
+  __aicore__ inline void wait() const {
+    AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(load_event_);
+    GetTPipePtr()->ReleaseEventID<AscendC::HardEvent::MTE2_S>(load_event_);
+  }
 
   // The best match of request j of the pass.
   __aicore__ inline Match operator()(int64_t j, const UpdatedRow& row) const {
@@ -410,7 +467,7 @@ class SpanMatches {
   const int32_t match_policy_;
   const int64_t match_ints_;
   LocalBuffer<int32_t> matches_;
-  int32_t load_event_ = 0;  // set by load(), awaited by wait()
+  AscendC::TEventID load_event_ = 0;  // reserved from load() to wait()
 };
 
 // For a single launch: one core searches a whole row and then drafts. `Results` collects the results of a pass. Results

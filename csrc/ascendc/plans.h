@@ -14,15 +14,17 @@
 
 namespace ngram_npu::ascendc {
 
-// Unified buffer bytes that a core needs for the search: token tiles, bit masks and float arrays (starts_,
-// shifted_starts_, carry_, next_word_offsets_; ranks_, flags_, scratch_, best_rank_ in Searcher), and one match.
+// Unified buffer bytes that a core needs for the search: token tiles, the buffers of Searcher, and one match.
 constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   constexpr int64_t kBlockBytes = 32;
+  constexpr int64_t kFlagGroup = 64;
   const int64_t word_bytes = tile_tokens / 32 * 4;
+  const int64_t num_groups = (tile_tokens / 32 + kFlagGroup - 1) / kFlagGroup;
   const int64_t tile_bytes = kTileBuffers * tile_tokens * 4;
-  const int64_t mask_bytes = 5 * word_bytes + 2 * kBlockBytes;
-  const int64_t float_bytes = 3 * word_bytes + kBlockBytes;
-  return tile_bytes + mask_bytes + float_bytes + kMatchInts * 4;
+  const int64_t ends_bytes = num_groups * kFlagGroup * 4;
+  const int64_t marks_bytes = kBlockBytes + 4 * word_bytes;  // marks_, shifted_marks_, carry_, word_offsets_
+  const int64_t flag_bytes = (num_groups * 8 + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  return tile_bytes + ends_bytes + marks_bytes + flag_bytes + kMatchInts * 4;
 }
 
 // Unified buffer bytes of a request's draft token ids (Drafter in lookup.h).

@@ -38,8 +38,8 @@ __device__ T* global(T* pointer) {
   return pointer;
 }
 
-// Loads tokens that are not needed again soon, so that the caches evict them first. `make gpu-loads` measures the
-// difference to plain loads.
+// Loads tokens that are not needed again soon, so that the caches evict them first. NGRAM_NPU_PLAIN_LOADS
+// selects plain loads, for measurements.
 __device__ inline int4 load_once(const int4* vector) {
 #if defined(NGRAM_NPU_PLAIN_LOADS)
   return *global(vector);
@@ -377,17 +377,10 @@ __device__ void look_up(const Lookup& lookup, const Params& p, LookupBlock& bloc
   lookup.grow_row(i);
 }
 
-// Returns how many tokens precede the first invalid one, in every lane of a warp. load_token(n) returns token n, or
-// kNoToken after the last one; first_token is load_token(lane).
-template <class LoadToken>
-__device__ int32_t count_valid_prefix_by_warp(int32_t first_token, int64_t vocab_size, const LoadToken& load_token) {
-  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  int32_t num_valid = 0;
-  for (int32_t token = first_token;; token = load_token(num_valid + lane)) {
-    const uint32_t valid_lanes = __ballot_sync(kWholeWarp, is_valid_token(token, vocab_size));
-    if (valid_lanes != kWholeWarp) return num_valid + __ffs(static_cast<int32_t>(~valid_lanes)) - 1;
-    num_valid += kWarpSize;
-  }
+// Returns how many lanes precede the first lane without a valid token, in every lane of a warp.
+__device__ inline int32_t count_valid_lanes(int32_t token, int64_t vocab_size) {
+  const uint32_t valid_lanes = __ballot_sync(kWholeWarp, is_valid_token(token, vocab_size));
+  return valid_lanes == kWholeWarp ? kWarpSize : __ffs(static_cast<int32_t>(~valid_lanes)) - 1;
 }
 
 // Writes request i's draft, its number of tokens and its match length, with one thread per draft token. `padding_token`
@@ -401,13 +394,13 @@ __device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens,
                                                   static_cast<uint32_t>(tokens.length), static_cast<uint32_t>(n));
     return tokens[static_cast<int32_t>(position)];
   };
-  // Each thread loads its token before the lengths are known, so that the load starts early. The second warp loads the
-  // tokens of the first warp, too, because its tokens follow them.
-  const int32_t token = load_token(j);
-  const int32_t first_token = j < kWarpSize ? token : load_token(j % kWarpSize);
-  const DraftLengths lengths =
-      end_before_invalid_id(max_draft_lengths(match, tokens.length, p.lookup),
-                            count_valid_prefix_by_warp(first_token, p.lookup.vocab_size, load_token));
+  // Both warps load all tokens at once and before the lengths are known, so that no load waits for another.
+  static_assert(kMaxDraftTokens == 2 * kWarpSize);
+  const int32_t lane = j % kWarpSize, first_token = load_token(lane), second_token = load_token(lane + kWarpSize);
+  const int32_t token = j < kWarpSize ? first_token : second_token;
+  int32_t num_valid = count_valid_lanes(first_token, p.lookup.vocab_size);
+  if (num_valid == kWarpSize) num_valid += count_valid_lanes(second_token, p.lookup.vocab_size);
+  const DraftLengths lengths = end_before_invalid_id(max_draft_lengths(match, tokens.length, p.lookup), num_valid);
   if (j < p.lookup.k) p.draft_token_ids.set(i, j, j < lengths.num_filled ? token : padding_token);
   if (j == 0) {
     p.num_draft_tokens[i] = static_cast<int32_t>(lengths.num_drafted);

@@ -20,7 +20,12 @@ struct StepLookup {
     const int32_t first_token = load_sampled_token(lane);
     const bool discarded = is_discarded(p, i);
     const RequestRow row = request_row(p, i);
-    const int32_t num_valid = count_valid_prefix_by_warp(first_token, p.lookup.vocab_size, load_sampled_token);
+    int32_t num_valid = 0;
+    for (int32_t token = first_token;; token = load_sampled_token(num_valid + lane)) {
+      const int32_t num_more = count_valid_lanes(token, p.lookup.vocab_size);
+      num_valid += num_more;
+      if (num_more < kWarpSize) break;
+    }
     const int64_t num_sampled = discarded ? 0 : num_valid;
     const AcceptResult accepted = accept_tokens(p, i, row, num_sampled);
     if (blockIdx.y == 0 && lane < accepted.num_appended) {

@@ -19,12 +19,13 @@ from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
-from ngram_npu import NgramConfig, NgramProposer, NgramStore
+from ngram_npu import NgramConfig, NgramProposer, NgramStore, Scope
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import FedText, FeedCounters
-from ngram_npu_cli.logs.tokenizers import load_tokenizer
-from ngram_npu_cli.replay import ReplayInput, TokenRequest, simulate, stdlib_conversations, tokenize
+from ngram_npu_cli.demo import list_demo_conversations
+from ngram_npu_cli.replay import simulate
+from ngram_npu_cli.tokenization import Tokenization, TokenRequest
 
 BLOCK_TOKENS = 16
 VOCAB_SIZE = 32_768
@@ -36,8 +37,9 @@ K = 8
 
 def load_requests() -> tuple[list[TokenRequest], list[TokenRequest]]:
     """Returns the requests of A, and as many with other files."""
-    conversations, _ = stdlib_conversations(limit=2 * NUM_REQUESTS)
-    requests = tokenize(ReplayInput("stdlib", tuple(conversations)), load_tokenizer())
+    conversations = list_demo_conversations()[: 2 * NUM_REQUESTS]
+    tokenization = Tokenization()
+    requests = [r for c in conversations for r in tokenization.tokenize(c)]
     return requests[::2], requests[1::2]
 
 
@@ -76,7 +78,7 @@ def run_replica_a(pipe: Connection) -> None:
         for batch in make_batches(request):
             socket.send_multipart((b"", number.to_bytes(8, "big"), batch))
             number += 1
-    pipe.send(sum(request.num_tokens // BLOCK_TOKENS * BLOCK_TOKENS for request in requests))
+    pipe.send(sum(len(request.tokens()) // BLOCK_TOKENS * BLOCK_TOKENS for request in requests))
     pipe.recv()  # keeps the connection until B has read all text
 
 
@@ -101,18 +103,11 @@ def receive_texts(pipe: Connection, texts: list[FedText]) -> FeedCounters:
 
 def replay(requests: Sequence[TokenRequest], texts: Sequence[FedText]) -> float:
     """Returns the tokens per step of requests of B, whose store begins with these texts."""
-    store = NgramStore(num_slots=1, token_capacity=STORE_TOKENS)
+    store = NgramStore(STORE_TOKENS)
     for text in texts:
-        store.warm([text.tokens], scope=text.scope)
-    config = NgramConfig(
-        sizes="ladder",
-        k=K,
-        min_draft_probability=0.177,
-        store="live",
-        store_tokens=STORE_TOKENS,
-    )
-    proposer = NgramProposer(config, "index", store=store)
-    figures = simulate("B", requests, proposer, k=K, batch_size=1)
+        store.warm([text.tokens], scope=Scope(text.scope))
+    proposer = NgramProposer(NgramConfig(k=K, min_draft_probability=0.12), store=store)
+    figures = simulate(requests, proposer, k=K, batch_size=1, padded=False)
     return figures.num_tokens / figures.num_steps
 
 

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
-from ngram_npu import NgramConfig, NgramStore, scope_of
+from ngram_npu import NgramConfig, NgramStore, Scope, scope_of
 from ngram_npu.async_state import (
     AsyncConfig,
     AsyncSpecState,
@@ -38,15 +37,11 @@ class RunnerConfig:
     """Sizes and modes of a runner."""
 
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
-    """Options of n-gram drafting, including the store; None: no speculation."""
+    """Options of n-gram drafting; None: no speculation."""
     merge: MergeConfig = field(default_factory=MergeConfig)
     """With a draft model: the rule by which n-gram drafts replace neural drafts."""
     draft_window: int = 64
     """Number of newest tokens of each request that the draft model reads."""
-    engine: Literal["index", "scan", "auto"] = "auto"
-    """Whether n-gram drafts come from an index or from scans (`AsyncConfig.engine`)."""
-    draft_on: Literal["auto", "device", "host"] = "auto"
-    """Where n-gram drafts are looked up (`AsyncConfig.draft_on`)."""
     asynchronous: bool = True
     """Whether the host schedules a step while the previous step runs."""
     padded: bool = True
@@ -141,7 +136,7 @@ class Runner:
         """
         Args:
             model: a causal LM that uses paged attention (:func:`paged_model.load`).
-            store: an existing store of ``kind="torch"``; None: a new one if the config asks for it.
+            store: a store on the model's device, from which requests also draft.
             draft_model: a smaller causal LM with the same vocabulary and device, and with
                 transformers' own attention. A request uses its drafts unless more accepted tokens
                 are expected of the n-gram draft.
@@ -165,8 +160,6 @@ class Runner:
         self.state = AsyncSpecState(
             AsyncConfig(
                 ngram=config.ngram or NO_DRAFTS,
-                engine=config.engine if config.ngram else "scan",
-                draft_on=config.draft_on if config.ngram else "device",
                 max_rows=config.max_rows,
                 row_capacity=config.row_capacity,
                 max_step_tokens=config.max_step_tokens,
@@ -200,7 +193,7 @@ class Runner:
         *,
         stop_token_ids: Iterable[int] = (),
         request_ids: Iterable[int] | None = None,
-        scopes: Iterable[int | str | None] | None = None,
+        scopes: Iterable[str | Scope | None] | None = None,
         rope_positions: Iterable[tuple[Int32Array | None, int]] | None = None,
     ) -> list[list[int]]:
         """Returns the continuation of each prompt, including a stop token.
@@ -239,9 +232,6 @@ class Runner:
             # The next call must not find requests and steps of this one.
             self._drop_requests()
             raise
-        if self.state.store is not None:
-            # No further step removes the last requests, so their end is reported to the store here.
-            self._drop_requests()
         return [request.output for request in requests]
 
     def _drop_requests(self) -> None:

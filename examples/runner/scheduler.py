@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.async_state import Admission, Batch, NewBlocks
-from ngram_npu.host_drafting import Stop
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -242,7 +241,6 @@ class Scheduler:
                     _to_int32_array(request.token_ids),
                     (_to_int32_array(request.blocks),),
                     scope=request.scope,
-                    stop=Stop(tuple(request.stop_token_ids), request.max_tokens),
                     rope_positions=request.rope_positions,
                     rope_delta=request.rope_delta,
                 )

@@ -44,6 +44,13 @@ def workspace_words(op: str, batch: int) -> int:
     """Returns the number of int32 items of workspace that ``op`` needs for a batch on any device;
     -1 if ``op`` takes no workspace."""
 
+_Shape = tuple[tuple[str, int, str], ...]
+
+def describe_shapes(op: str) -> tuple[dict[str, _Shape], list[tuple[_Shape, str | None]]]:
+    """Returns the shapes of the operator's arguments by name, and of its results with the argument
+    whose dtype they have (None: int32). A size is (letter, number to add, letter of the rows that
+    an absent tensor selects); the letter of a constant is empty."""
+
 CHUNK_ITEMS: int
 
 def pack_rows(

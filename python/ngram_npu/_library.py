@@ -14,7 +14,6 @@ import re
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import ngram_npu._C as _C
 
@@ -79,15 +78,6 @@ def open_npu() -> Backend:
         first_line = str(error).partition("\n")[0]
         return Backend("npu", reason=f"torch_npu does not import: {first_line}")
     return _load_backend(state.library, "ascendc", "npu", _NPU_PATH)
-
-
-def load_npu_launcher() -> Any:
-    """Returns a function with two arguments, the addresses of a host function and of its data. It
-    enqueues a call of the host function in torch_npu's current stream. :func:`open_npu` must be
-    called first."""
-    launch = ctypes.CDLL(str(_NPU_PATH)).ngram_npu_ascendc_launch_host_func
-    launch.argtypes = ctypes.c_void_p, ctypes.c_void_p
-    return launch
 
 
 def has_kernel(op: str, device: str) -> bool:
@@ -213,7 +203,7 @@ def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
     if importlib.util.find_spec("torch_npu") is None:
         return Backend("npu", reason="torch_npu is not installed"), frozenset()
     names = re.findall(rb"(?<=\0)ngram_npu_ascendc_(\w+)(?=\0)", _NPU_PATH.read_bytes())
-    ops = frozenset(name.decode() for name in names) - {"error", "launch_host_func"}
+    ops = frozenset(name.decode() for name in names) - {"error"}
     library.ngram_npu_defer_backend_loading(
         b"ascendc", library.ngram_npu_device_type(b"npu"), str(_NPU_PATH).encode()
     )

@@ -37,10 +37,9 @@ class NgramConfig:
         vocab_size: only ids below this number are drafted, and sampled ids must be below it; None:
             below 2**31 - 1. Pass the size of the model's vocabulary.
         min_draft_probability: in (0, 1]: a draft ends where the probability that all of it is
-            accepted would fall below this value (:mod:`ngram_npu.draft_costs`). The best value is
-            about ``c * t / (1 + c * d)``, where c is the time to verify one more token as a share
-            of a step, t the generated tokens per step, and d the draft tokens per step; 0.177 suits
-            c = 0.05. None: drafts end only with the text that they follow.
+            accepted would fall below this value (:mod:`ngram_npu.draft_costs`). Use about 2.3 times
+            the time that one more verified token takes, as a share of a step: 0.12 for 5 %. None:
+            drafts end only with the text that they follow.
 
     Raises:
         ValueError: a value is out of range; the message names the field.

@@ -11,14 +11,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+import ngram_npu._C as _C
 from ngram_npu.config import NgramConfig
-from ngram_npu.drafting import Drafting
-from ngram_npu.index import make_index
 
 DECAY_STEPS = 3000.0
 """Number of decode steps of single requests after which the weight of an observation is 1/e."""
@@ -127,15 +126,12 @@ class AcceptanceSampler:
     """Observes the text of some running requests.
 
     Args:
-        config: The settings of the drafts. A store is not supported.
+        config: The settings of the lookup. Drafts from a store are not supported.
         lengths: The draft lengths; the longest is at most `config.k`.
         capacity: The largest length of a request.
         acceptance: Receives the observations.
         num_slots: Number of requests that are sampled at the same time.
         seed: Seed of the random choice of requests.
-
-    Raises:
-        ValueError: `config` has a store.
     """
 
     def __init__(
@@ -148,8 +144,6 @@ class AcceptanceSampler:
         num_slots: int = 4,
         seed: int = 0,
     ) -> None:
-        if config.store is not None:
-            raise ValueError("AcceptanceSampler: config: expected no store, got one")
         self._lengths = tuple(length for length in lengths if length)
         self._max_length = max(self._lengths)
         self._acceptance = acceptance
@@ -157,10 +151,7 @@ class AcceptanceSampler:
         self._token_ids = np.zeros((num_slots, capacity), np.int32)
         self._samples: list[_Sample | None] = [None] * num_slots
         self._next_slot = 0
-        index = None
-        if config.is_ladder:
-            index = make_index(config, num_slots, num_slots * capacity, kind="numpy")
-        self._drafting = Drafting(config, kind="numpy", index=index)
+        self._lookup_arguments = {**config.lookup_arguments, "k": self._max_length, "fill": True}
 
     def sample(self, running: Sequence[Request]) -> None:
         """Observes the new text of one sampled request, and replaces the request by a random
@@ -214,13 +205,12 @@ class AcceptanceSampler:
 
     def _count_accepted(self, slot: int, position: int, text: npt.NDArray[np.int32]) -> int:
         """Returns the number of leading draft tokens at a position that equal the text."""
-        drafts: Any = self._drafting.propose(
+        drafts = _C.ngram_propose(
             self._token_ids,
             np.full(len(self._token_ids), position, np.int32),
             row_indices=np.array([slot], np.int32),
-            k=self._max_length,
-            fill=True,
-        ).draft_token_ids[0]
+            **self._lookup_arguments,
+        )[0][0]
         num_compared = min(len(text), self._max_length)
         is_wrong = drafts[:num_compared] != text[:num_compared]
         return int(is_wrong.argmax()) if is_wrong.any() else num_compared

@@ -84,6 +84,8 @@ class DraftCosts:
         self._ends_drafts = limit is not None
         self._costs, self._num_kept = costs, num_kept
         self._columns = np.arange(config.k, dtype=np.int32)
+        self._is_behind = self._columns >= np.arange(config.k + 1)[:, None]
+        """[k + 1, k], by number of draft tokens: whether a position is behind the draft."""
 
     def compute_costs(self, match_len: Any, num_draft_tokens: Any, agreement: Any = None) -> Any:
         """Returns [B, k] uint8, the cost of each draft token, and 255 behind the draft.
@@ -98,8 +100,8 @@ class DraftCosts:
         if is_tensor(match_len):
             costs, _, columns = self.copy_tables(match_len.device)
             return costs[index].masked_fill_(columns >= num_draft_tokens[:, None], NO_TOKEN)
-        costs = self._costs[index]
-        costs[self._columns >= num_draft_tokens[:, None]] = NO_TOKEN
+        costs = self._costs.take(index, axis=0)
+        np.putmask(costs, self._is_behind.take(num_draft_tokens, axis=0), NO_TOKEN)
         return costs
 
     def compute_probabilities(
@@ -133,10 +135,11 @@ class DraftCosts:
             num_draft_tokens.clamp_(max=kept)
             draft_token_ids.masked_fill_(columns[:width] >= num_draft_tokens[:, None], -1)
             return
-        kept = self._num_kept[_find_row(match_len, agreement)]
+        # `take` and `putmask` take a third of the time of indexing with arrays.
+        kept = self._num_kept.take(_find_row(match_len, agreement))
         np.minimum(num_draft_tokens, kept, out=num_draft_tokens)
-        is_behind = self._columns[:width] >= num_draft_tokens[:, None]
-        np.copyto(draft_token_ids, -1, where=is_behind)
+        is_behind = self._is_behind[:, :width].take(num_draft_tokens, axis=0)
+        np.putmask(draft_token_ids, is_behind, -1)
 
     def copy_tables(
         self, device: Any, copy: Callable[[Any], Any] | None = None

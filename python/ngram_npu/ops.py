@@ -8,7 +8,6 @@ shows signatures and descriptions. Importing this module registers the operators
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections import namedtuple
 from collections.abc import Callable
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     Fake = Callable[..., tuple[Tensor, ...] | None]
 
 
-def _define(op: str, fake: Fake) -> Callable[..., Any]:
+def _define(op: str) -> Callable[..., Any]:
     """Registers the fake kernel of operator ``op``, and returns a function that calls it."""
     operator = getattr(torch.ops.ngram_npu, op)
     schema = operator.default._schema
     names = [argument.name for argument in schema.arguments]
-    torch.library.register_fake(f"ngram_npu::{op}")(_add_checks(op, names, fake))
+    torch.library.register_fake(f"ngram_npu::{op}")(_make_fake(op, names))
     results = [result.name for result in schema.returns]
     result = namedtuple(f"{op.rstrip('_')}_result", results)  # type: ignore[misc]
 
@@ -50,103 +49,56 @@ def _define(op: str, fake: Fake) -> Callable[..., Any]:
     return call_operator
 
 
-def _add_checks(op: str, names: list[str], fake: Fake) -> Fake:
-    """Returns a fake kernel that rejects mixed devices and tensors of rank 0, as the kernels do.
-    torch also calls fake kernels with a mix of fake and real tensors."""
+def _make_fake(op: str, names: list[str]) -> Fake:
+    """Returns a fake kernel that allocates the results, whose shapes are in the operator's table
+    (csrc/schemas.h). It rejects mixed devices and tensors of rank 0, as the kernels do: torch also
+    calls fake kernels with a mix of fake and real tensors."""
+    shapes, results = _C.describe_shapes(op)
 
-    @functools.wraps(fake)
-    def call_checked(*args: Any, **keywords: Any) -> Any:
-        first: tuple[str, torch.device] | None = None
-        for name, value in (*zip(names, args, strict=False), *keywords.items()):
-            if not isinstance(value, torch.Tensor):
-                continue
-            if value.ndim == 0:
+    def call_fake(*args: Any, **keywords: Any) -> tuple[Tensor, ...] | None:
+        values = dict(zip(names, args, strict=False)) | keywords
+        tensors = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
+        first_name, first = next(iter(tensors.items()))
+        for name, tensor in tensors.items():
+            if tensor.ndim == 0:
                 raise ValueError(f"{op}: {name}: expected rank 1 or 2, got rank 0")
-            first = first or (name, value.device)
-            if value.device != first[1]:
+            if tensor.device != first.device:
                 raise ValueError(
-                    f"{op}: {name}: expected device {first[1]}, like {first[0]}, got {value.device}"
+                    f"{op}: {name}: expected device {first.device}, like {first_name}, "
+                    f"got {tensor.device}"
                 )
-        return fake(*args, **keywords)
+        sizes: dict[str, int | SymInt] = {"": 0}
+        for name, shape in shapes.items():
+            value = values.get(name)
+            for i, (letter, number, rows) in enumerate(shape):
+                if value is not None:
+                    size = value.shape[i] if name in tensors else value
+                    sizes.setdefault(letter, size - number)
+                elif rows and rows in sizes:
+                    sizes.setdefault(letter, sizes[rows])
+        outputs = []
+        for shape, like in results:
+            dtype = torch.int32 if like is None else tensors[like].dtype
+            sizes_of_result = [sizes[letter] + number for letter, number, _ in shape]
+            outputs.append(first.new_empty(sizes_of_result, dtype=dtype))
+        return tuple(outputs) if outputs else None
 
-    return call_checked
-
-
-# torch omits keywords with default values. A fake declares what it needs; ``**_`` takes the rest.
-
-
-def _fake_none(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _fake_lookup(
-    token_ids: Tensor,
-    num_tokens: Tensor,
-    *,
-    row_indices: Tensor | None = None,
-    k: int | SymInt,
-    **_: Any,
-) -> tuple[Tensor, ...]:
-    batch = (token_ids if row_indices is None else row_indices).shape[0]
-    return tuple(token_ids.new_empty(shape) for shape in ((batch, k), (batch,), (batch,)))
+    return call_fake
 
 
-def _fake_step(
-    token_ids: Tensor,
-    num_tokens: Tensor,
-    sampled_token_ids: Tensor,
-    *,
-    k: int | SymInt,
-    **_: Any,
-) -> tuple[Tensor, ...]:
-    batch = sampled_token_ids.shape[0]
-    shapes = (batch,), (batch,), (batch, k), (batch,), (batch,)
-    return tuple(token_ids.new_empty(shape) for shape in shapes)
-
-
-def _fake_merge(
-    neural_draft_token_ids: Tensor,
-    ngram_draft_token_ids: Tensor,
-    num_ngram_draft_tokens: Tensor,
-    match_len: Tensor,
-    **_: Any,
-) -> tuple[Tensor, ...]:
-    batch, k = neural_draft_token_ids.shape[0], ngram_draft_token_ids.shape[1]
-    counts, sources = (ngram_draft_token_ids.new_empty((batch,)) for _ in range(2))
-    return neural_draft_token_ids.new_empty((batch, k)), counts, sources
-
-
-def _fake_next_token_ids(sampled_token_ids: Tensor, **_: Any) -> tuple[Tensor, ...]:
-    batch = sampled_token_ids.shape[0]
-    return sampled_token_ids.new_empty((batch,)), sampled_token_ids.new_empty((batch,))
-
-
-def _fake_inputs_padded(
-    cu_num_draft_tokens: Tensor, num_sampled: Tensor, query_start_loc: Tensor
-) -> tuple[Tensor, ...]:
-    return _fake_next_token_ids(cu_num_draft_tokens)
-
-
-def _fake_inputs(
-    query_start_loc: Tensor, seq_lens: Tensor, num_rejected: Tensor, *, total_tokens: int | SymInt
-) -> tuple[Tensor, ...]:
-    shapes = (query_start_loc.shape[0],), (seq_lens.shape[0],), (total_tokens,)
-    return tuple(query_start_loc.new_empty(shape) for shape in shapes)
-
-
-ngram_propose = _define("ngram_propose", _fake_lookup)
-ngram_propose_ = _define("ngram_propose_", _fake_none)
-ngram_step_ = _define("ngram_step_", _fake_step)
-store_append_ = _define("store_append_", _fake_none)
-store_propose_ = _define("store_propose_", _fake_none)
-merge_drafts_ = _define("merge_drafts_", _fake_merge)
-prepare_next_token_ids = _define("prepare_next_token_ids", _fake_next_token_ids)
-prepare_inputs_padded = _define("prepare_inputs_padded", _fake_inputs_padded)
-prepare_inputs = _define("prepare_inputs", _fake_inputs)
-prepare_input_ids_ = _define("prepare_input_ids_", _fake_none)
-correct_num_computed_tokens_ = _define("correct_num_computed_tokens_", _fake_none)
-compute_slot_mapping_ = _define("compute_slot_mapping_", _fake_none)
-correct_spec_state_ = _define("correct_spec_state_", _fake_none)
+ngram_propose = _define("ngram_propose")
+ngram_propose_ = _define("ngram_propose_")
+ngram_step_ = _define("ngram_step_")
+store_append_ = _define("store_append_")
+store_propose_ = _define("store_propose_")
+merge_drafts_ = _define("merge_drafts_")
+prepare_next_token_ids = _define("prepare_next_token_ids")
+prepare_inputs_padded = _define("prepare_inputs_padded")
+prepare_inputs = _define("prepare_inputs")
+prepare_input_ids_ = _define("prepare_input_ids_")
+correct_num_computed_tokens_ = _define("correct_num_computed_tokens_")
+compute_slot_mapping_ = _define("compute_slot_mapping_")
+correct_spec_state_ = _define("correct_spec_state_")
 
 
 def workspace_size(op: str, batch: int) -> int:

@@ -15,14 +15,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from async_state.engine import Engine, run_scenario
 from async_state.faults import FAULTS
 from async_state.scenario import DEVICES, Scenario
-from tools.bench import provenance
+from tools.bench.measure import describe_run
 
 FIRST_SEED = 1_000_000
 NUM_SCENARIOS = 10_000
@@ -100,18 +99,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     detections = {name: find_detection(name) for name in FAULTS}
+    words = sys.argv[1:] if arguments is None else arguments
     result = {
-        "command": "python -m async_state.async_proof "
-        + shlex.join(sys.argv[1:] if arguments is None else arguments),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": provenance.describe_machine(),
+        **describe_run(f"python -m async_state.async_proof {shlex.join(words)}"),
         **run_scenarios(NUM_SCENARIOS),
         "faults": {
             name: detection and {"scenario": detection[0], "error": detection[1][:120]}
             for name, detection in detections.items()
         },
         "faults_caught": sum(detection is not None for detection in detections.values()),
-        "versions": provenance.find_versions(),
     }
     text = json.dumps(result, indent=2)
     if options.json is not None:

@@ -33,7 +33,7 @@ POLICIES = ("eager", "lazy", "main first", "side first", "random")
 
 _FUNCTIONS = {"_to_copy", "clamp", "ge", "index", "mul", "sub", "add"}
 _IN_PLACE = {"clamp_", "index_fill_", "masked_fill_", "fill_"}
-_ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "detach", "alias"}
+_ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "unsqueeze", "detach", "alias"}
 
 
 class HostReadError(AssertionError):

@@ -269,6 +269,7 @@ class Engine:
             is_discarded=[r.upper_computed + n < r.upper_length for r, n, _ in scheduled],
             blocks=[[list(r.blocks[g]) for r in requests] for g in range(len(self.free_blocks))],
             previous_step=self.last_step,
+            is_previous_reconciled=not self.steps_in_flight,
             previous_positions=previous_positions,
         )
         batch_copy = copy.deepcopy(batch)

@@ -202,7 +202,6 @@ FAULTS: dict[str, Fault] = {
         AsyncSpecState, "is_exact", True
     ),
     "rebuild does not wait": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
-    "rebuild does not empty the block tables": lambda: mock.patch.object(DeviceState, "clear"),
     "upper bounds without drafts": patch_call(AsyncSpecState, "begin_step", _forget_drafts),
     "the host waits in begin_step": patch_call(AsyncSpecState, "begin_step", _wait_in_begin_step),
     "the host reads a tensor in end_step": patch_call(

@@ -33,6 +33,8 @@ class LaunchedStep:
     blocks: list[list[list[int]]]
     """[group][B], the ids of the allocated KV blocks."""
     previous_step: LaunchedStep | None
+    is_previous_reconciled: bool
+    """Whether the previous step was reconciled before this step began."""
     previous_positions: list[int]
     """Position in the previous step's batch if the request sampled there, otherwise -1."""
     contexts: list[list[int]] = field(default_factory=list)
@@ -135,6 +137,7 @@ class SimulatedModel:
             step.is_invalid = [key in self.invalid_requests for key in keys]
             assert starts[batch:] == [num_tokens] * (len(starts) - batch)
             assert not any(lengths[batch:])
+            self._check_upper_lengths(lengths[:batch], inputs, step)
             assert all(set(mapping[num_tokens:]) <= {-1} for mapping in slots)
             discard = values["discard"][:batch].tolist()
             assert _select_valid(discard, step) == _select_valid(step.is_discarded, step)
@@ -208,6 +211,22 @@ class SimulatedModel:
         size = self.scenario.block_sizes[group]
         return [block * size + j if block >= 0 else -1 for block in blocks for j in range(size)]
 
+    def _check_upper_lengths(
+        self, lengths: Sequence[int], inputs: StepInputs, step: LaunchedStep
+    ) -> None:
+        """Checks the lengths on the host: upper bounds, exact for requests without drafts in the
+        last step, and for all requests if the last step was reconciled."""
+        upper = inputs.upper_seq_lens.tolist()
+        assert inputs.max_seq_len == max(upper)
+        for i, (length, bound) in enumerate(zip(lengths, upper, strict=True)):
+            if step.is_invalid[i]:
+                continue
+            assert length <= bound <= self.scenario.capacity
+            previous, position = step.previous_step, step.previous_positions[i]
+            had_drafts = previous and position >= 0 and previous.num_drafts[position] > 0
+            if step.is_previous_reconciled or not had_drafts:
+                assert length == bound
+
     def _check_accepted(self, accepted: Sequence[int], step: LaunchedStep) -> None:
         previous = step.previous_step
         for i, position in enumerate(step.previous_positions):
@@ -222,7 +241,7 @@ class SimulatedModel:
         """Compares the drafts with the reference's, because wrong drafts would only be rejected."""
         if not drafts or step.is_invalid[i]:
             return
-        if self.state.store is not None:
+        if self.scenario.has_store:  # the reference does not know the store's text
             return
         expected = self._draft_with_reference(step.requests[i].decoded_tokens[:num_tokens])[0]
         if self.scenario.neural:

@@ -180,7 +180,7 @@ INVALID_BATCHES: dict[str, tuple[Any, str]] = {
         _edit_batch(resumed=[admit_row(2, num_computed_tokens=4)]),
         "num_computed_tokens: expected 0 to 3",
     ),
-    "negative scope": (_admit_to_row_2(scope=-1), "scope: expected 0 to 2**63 - 1, got -1"),
+    "negative scope": (_admit_to_row_2(scope=-2), "scope: expected -1 to 2**63 - 1, got -2"),
     # Blocks.
     "blocks for free row": (_append_blocks(to_ints(2), to_ints(0)), "new_blocks: expected live"),
     "more rows than blocks": (_append_blocks(to_ints(0, 0), to_ints(0)), "expected 2 block_ids"),

@@ -140,7 +140,7 @@ drafts = ngram_npu.NgramProposer(ngram_npu.NgramConfig()).propose(tokens, np.arr
 print(report.torch_operators, drafts.draft_token_ids.tolist(), report.backends["cpu"].reason)
 """
     assert run_python(code).strip() == (
-        "torch is not installed [[3, 1, 2, -1, -1]] on numpy arrays only: torch is not installed"
+        "torch is not installed [[3, 1, 2, 3, 1]] on numpy arrays only: torch is not installed"
     )
 
 

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from ngram_npu import NgramConfig
 from ngram_npu.draft_acceptance import Acceptance, AcceptanceSampler
-from ngram_npu.drafting import Drafting
-from ngram_npu.index import make_index
+from ops import reference
 
 LENGTHS = (0, 1, 3, 5)
 CONFIGS = {
-    "2-5": NgramConfig(min_n=2, max_n=5, k=5, match_policy="latest"),
-    "1-16": NgramConfig(min_n=1, max_n=16, k=5, match_policy="latest", overlap=True),
-    "ladder": NgramConfig(sizes="ladder", k=5),
+    "2-5": NgramConfig(min_n=2, max_n=5, overlap=False),
+    "1-16": NgramConfig(),
 }
 
 
@@ -55,12 +53,11 @@ def make_text(rng: random.Random, length: int) -> list[int]:
 
 def count_steps(config: NgramConfig, text: list[int], start: int, length: int) -> int:
     """Returns the number of steps that generate `text[start:]` with drafts of `length` tokens."""
-    index = make_index(config, 1, 1024, kind="numpy") if config.is_ladder else None
-    drafting = Drafting(config, kind="numpy", index=index)
+    arguments = {**config.lookup_arguments, "k": length, "fill": True}
     row, position, num_steps = np.array([text], np.int32), start, 0
     while position < len(text):
-        drafts = drafting.propose(row, np.array([position], np.int32), k=length, fill=True)
-        draft = drafts.draft_token_ids[0].tolist()
+        drafts, _, _ = reference.ngram_propose(row, np.array([position], np.int32), **arguments)
+        draft = drafts[0].tolist()
         num_accepted = 0
         while (
             num_accepted < length
@@ -119,12 +116,6 @@ def test_sampler_ignores_empty_long_and_shortened_requests() -> None:
     request.all_token_ids = [1] * 400  # more new tokens than one call drafts for
     sampler.sample([request])
     assert not acceptance.steps
-
-
-def test_sampler_with_store_raises() -> None:
-    config = NgramConfig(sizes="ladder", k=5, min_draft_probability=0.2, store="live")
-    with pytest.raises(ValueError, match="AcceptanceSampler: config: expected no store, got one"):
-        AcceptanceSampler(config, LENGTHS, 100, Acceptance(LENGTHS))
 
 
 def test_acceptance_follows_newer_observations() -> None:

@@ -66,7 +66,7 @@ def test_costs_are_those_of_the_table(kind: str) -> None:
 
 
 @EACH_KIND
-@pytest.mark.parametrize("probability", [1.0, 0.6, 0.3, 0.177, 0.01])
+@pytest.mark.parametrize("probability", [1.0, 0.6, 0.3, 0.12, 0.01])
 def test_draft_ends_before_its_cost_exceeds_the_limit(kind: str, probability: float) -> None:
     drafts = make_drafts()
     ended = convert(drafts, kind)

@@ -38,15 +38,15 @@ def test_negative_thread_limit_is_rejected() -> None:
 def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
     num_threads_before = len(os.listdir("/proc/self/task"))
     set_num_threads(1)
-    expected = PROPOSER.propose(TOKENS, LENGTHS)
+    expected = PROPOSER.propose(TOKENS, LENGTHS)[:3]
     assert len(os.listdir("/proc/self/task")) <= num_threads_before
-    assert expected.num_draft_tokens.sum() > 0
+    assert expected[1].sum() > 0
     for limit in (2, 3, 0):
         set_num_threads(limit)
         for _ in range(5):
-            assert all(map(np.array_equal, PROPOSER.propose(TOKENS, LENGTHS), expected))
+            assert all(map(np.array_equal, PROPOSER.propose(TOKENS, LENGTHS)[:3], expected))
         tensors = torch.from_numpy(TOKENS), torch.from_numpy(LENGTHS)
-        for tensor, array in zip(PROPOSER.propose(*tensors), expected, strict=True):
+        for tensor, array in zip(PROPOSER.propose(*tensors)[:3], expected, strict=True):
             assert np.array_equal(tensor.numpy(), array)
 
 

@@ -212,7 +212,7 @@ def test_invalid_call_stores_nothing(change: dict[str, Any], message: str) -> No
     "duplicate", [copy.copy, copy.deepcopy, lambda proposer: pickle.loads(pickle.dumps(proposer))]
 )
 def test_copy_drafts_the_same(duplicate: Callable[[NgramProposer], NgramProposer]) -> None:
-    proposer = NgramProposer(NgramConfig(min_draft_probability=0.177))
+    proposer = NgramProposer(NgramConfig(min_draft_probability=0.12))
     tokens, lengths, _ = make_rows()
     expected, drafts = (p.propose(tokens, lengths) for p in (proposer, duplicate(proposer)))
     assert np.array_equal(drafts.draft_token_ids, expected.draft_token_ids)
@@ -251,7 +251,7 @@ def test_mypy_rejects_mixed_calls(tmp_path: Path) -> None:
 # Compiled steps and memory.
 
 
-@pytest.mark.parametrize("probability", [None, 0.177])
+@pytest.mark.parametrize("probability", [None, 0.12])
 def test_compiled_step_has_one_graph(probability: float | None) -> None:
     proposer = NgramProposer(NgramConfig(min_draft_probability=probability))
     batch, eager_batch = ([torch.from_numpy(a) for a in make_rows()] for _ in range(2))

@@ -2,13 +2,14 @@
 // two arguments. tests/ops/test_errors.py tests the other argument checks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <string>
-#include <type_traits>
 #include <vector>
 
-#include "api/drafting.h"
+#include "api/call.h"
+#include "core/drafting.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -38,48 +39,26 @@ TensorView make_view(int32_t* data, int64_t rows, int64_t columns, int64_t strid
   return view;
 }
 
-// A front end whose tensors are TensorViews. Runs no kernel: ngram_step_ returns the parameters that its kernel would
-// get.
-class ViewCall : public api::Arguments {
+// A front end that runs no kernel and keeps the parameters that the kernel of ngram_step_ would get.
+class ParamsRecorder final : public api::FrontEnd {
  public:
-  using In = const TensorView&;
-  using Optional = const TensorView*;
-  struct Output {};
-  using Arguments::Arguments;
+  void* allocate_result(size_t, DType, const int64_t*, int32_t) override { return nullptr; }
+  void* prepare_workspace(const api::Arguments&, const void*, const TensorView* workspace) override {
+    return workspace != nullptr ? workspace->data : nullptr;
+  }
+  Executor executor() const override { return {}; }
+  void run(const void* params) override { params_ = *static_cast<const NgramStepParams*>(params); }
 
-  TensorView view(const char* name, In tensor) const {
-    TensorView named = tensor;
-    named.name = name;
-    return named;
-  }
-  std::optional<TensorView> view(const char* name, Optional tensor) const {
-    if (tensor == nullptr) return std::nullopt;
-    return view(name, *tensor);
-  }
-  static Output empty(int64_t) { return {}; }
-  static Output empty(int64_t, int64_t) { return {}; }
-  static int32_t* data(Output&) { return nullptr; }
-  struct Memory {
-    void* address;
-    void* data() const { return address; }
-  };
-  template <class Op>
-  static Memory workspace(const typename Op::Params&, const std::optional<TensorView>& view) {
-    return {view ? view->data : nullptr};
-  }
-  template <class Op>
-  void run(const typename Op::Params& params) {
-    if constexpr (std::is_same_v<typename Op::Params, NgramStepParams>) params_ = params;
-  }
-  template <class... Outputs>
-  NgramStepParams results(Outputs&...) const {
-    return params_;
-  }
-  static Executor executor() { return {}; }
+  const NgramStepParams& params() const { return params_; }
 
  private:
   NgramStepParams params_{};
 };
+
+const api::Operator& find_operator(const std::string& name) {
+  const auto& all = api::operators();
+  return *std::find_if(all.begin(), all.end(), [&](const api::Operator& op) { return op.name == name; });
+}
 
 constexpr int64_t kRows = 4;
 constexpr int64_t kCapacity = 10;
@@ -104,9 +83,30 @@ struct Call {
   int64_t min_n = 1, max_n = 3, k = 4, match_policy = kEarliest, max_len = 100;
 
   NgramStepParams run_step() {
-    return api::ngram_step_<ViewCall>(token_ids, num_tokens, sampled, has_optional_tensors ? &discard : nullptr,
-                                      has_optional_tensors ? &row_indices : nullptr, true, 50, min_n, max_n, k,
-                                      match_policy, true, max_len, false, &workspace);
+    const api::Operator& op = find_operator("ngram_step_");
+    std::vector<api::Value> values(op.arguments.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i].scalar = op.arguments[i].default_value;
+    const auto set_tensor = [&](const char* name, const TensorView& view) {
+      api::Value& value = values[op.find(name)];
+      value.tensor = view;
+      value.tensor.name = name;
+      value.is_present = true;
+    };
+    const auto set_scalar = [&](const char* name, int64_t value) { values[op.find(name)].scalar = value; };
+    set_tensor("token_ids", token_ids);
+    set_tensor("num_tokens", num_tokens);
+    set_tensor("sampled_token_ids", sampled);
+    if (has_optional_tensors) set_tensor("discard", discard);
+    if (has_optional_tensors) set_tensor("row_indices", row_indices);
+    set_tensor("workspace", workspace);
+    set_scalar("min_n", min_n);
+    set_scalar("max_n", max_n);
+    set_scalar("k", k);
+    set_scalar("match_policy", match_policy);
+    set_scalar("max_len", max_len);
+    ParamsRecorder recorder;
+    op.call(op, values.data(), recorder);
+    return recorder.params();
   }
 };
 

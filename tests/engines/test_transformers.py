@@ -11,7 +11,6 @@ import runpy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -409,36 +408,22 @@ def test_streamer_receives_equal_text(
     assert printed[:half] == printed[half:] != ""
 
 
-@pytest.mark.parametrize("visibility", ["live", "finish"])
-def test_calls_within_block_share_store(
-    model: Any, monkeypatch: pytest.MonkeyPatch, visibility: Any
-) -> None:
+def test_later_calls_draft_from_the_store(model: Any) -> None:
     """The second call is a conversation's next turn: its prompt begins with the text of the first
-    call. The second call must count as a new request, because "finish" hides an unfinished
-    request's text, and because a prompt is not stored."""
-    stores: list[NgramStore] = []
-
-    def record_store(*args: Any, **kwargs: Any) -> NgramStore:
-        stores.append(make_store(*args, **kwargs))
-        return stores[-1]
-
-    make_store = adapter.make_store
-    monkeypatch.setattr(adapter, "make_store", record_store)
+    call, and a prompt is not stored."""
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
     first = model.generate(PROMPT_IDS, **options)
     turn = torch.cat([first, PROMPT_IDS], 1)
     second = model.generate(turn, **options)
-    pass_counts = []
-    for _ in range(2):  # a block does not use the text of the previous block
-        with drafting(model, replace(workload.LADDER_NGRAM, store=visibility, store_tokens=8192)):
-            with count_passes(model) as passes:
-                assert model.generate(PROMPT_IDS, **options).equal(first)
-            hits = stores[-1].statistics.hits
+    store, pass_counts = NgramStore(8192), []
+    for _ in range(2):
+        with drafting(model, workload.NGRAM_BY_COST, store=store), count_passes(model) as passes:
+            assert model.generate(PROMPT_IDS, **options).equal(first)
             assert model.generate(turn, **options).equal(second)
         pass_counts.append(len(passes))
-        assert stores[-1].statistics.hits > hits
-        assert stores[-1].statistics.tokens_held <= 2 * NEW_TOKENS
-    assert pass_counts[0] == pass_counts[1]
+        assert store.statistics.tokens_held <= 2 * NEW_TOKENS * len(pass_counts)
+    assert pass_counts[1] < pass_counts[0]
+    store.check_integrity()
 
 
 @pytest.mark.parametrize("name", models.CAUSAL_MODELS)
@@ -540,12 +525,23 @@ def test_texts_with_drafts_equal_batch_without_drafts(
     assert not {"_get_candidate_generator", "generate"} & {*vars(model)}
 
 
+@pytest.mark.filterwarnings("ignore")  # torch deprecates this module
+def test_model_that_quantizes_activations_is_rejected() -> None:
+    model = models.make_causal_model("LlamaForCausalLM", {}).float()
+    quantized = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    with (
+        pytest.raises(TypeError, match=r"drafting: model: .*: it quantizes activations per call"),
+        drafting(quantized),
+    ):
+        pass
+
+
 def test_default_drafts_end_by_cost(model: Any) -> None:
     prompts = [torch.tensor([prompt]) for prompt in workload.make_prompts(10, seed=3)]
     with drafting(model) as by_cost:
         for prompt in prompts:
             model.generate(prompt, max_new_tokens=48, do_sample=False)
-    with drafting(model, NgramConfig(sizes="ladder", k=8)) as fixed_length:
+    with drafting(model, NgramConfig(k=8)) as fixed_length:
         for prompt in prompts:
             model.generate(prompt, max_new_tokens=48, do_sample=False)
     assert by_cost.acceptance_rate > fixed_length.acceptance_rate

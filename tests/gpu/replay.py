@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from tools.bench.device import Work, capture_graph
-
 HAS_GPU = torch.cuda.is_available()
 NO_GPU = "NO GPU: the CUDA backend was not run; its kernels run only on their host twin"
 GPU_ONLY = pytest.mark.skipif(not HAS_GPU, reason=NO_GPU)
 DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
+
+
+Work = Callable[[], Any]
+
+
+def capture_graph(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Returns a CUDA graph of ``work``, and the results, which each replay overwrites. Runs
+    ``work`` once before the capture, so that nothing is compiled or loaded during the capture."""
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # A failed capture leaves torch on the capture's stream; this block restores the stream.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+        results = work()
+    return graph, results
 
 
 class Replay:

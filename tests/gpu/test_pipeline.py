@@ -1,4 +1,4 @@
-"""Tests AsyncSpecState and HostDrafting on a device: they never wait, and match the CPU."""
+"""Tests AsyncSpecState on a device: it never waits, and matches the CPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import pytest
 import torch
 from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
-from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
-from ngram_npu.index import make_index
 
-from gpu.replay import DEVICES, GPU_ONLY, choose_count, forbid_waiting, synchronize
-from tools.bench.device import capture_graph
+from gpu.replay import DEVICES, GPU_ONLY, capture_graph, choose_count, forbid_waiting
 
 K, ROWS, CAPACITY, BLOCK = 3, 24, 2048, 16
 VOCAB = 23
@@ -42,7 +39,9 @@ def verify(inputs: Any, k: int) -> torch.Tensor:
     )
 
 
-def run_steps(device: str, steps: int, has_graph: bool = False) -> list[list[int]]:
+def run_steps(
+    device: str, steps: int, has_graph: bool = False, has_store: bool = False
+) -> list[list[int]]:
     """has_graph: whether a graph of the device launches the corrections of each step."""
     rng = np.random.default_rng(4)
     config = AsyncConfig(
@@ -52,7 +51,8 @@ def run_steps(device: str, steps: int, has_graph: bool = False) -> list[list[int
         max_step_tokens=ROWS * 64,
         kv_groups=(KVGroup(block_size=BLOCK, max_blocks=CAPACITY // BLOCK),),
     )
-    state = AsyncSpecState(config, device)
+    store = NgramStore(1 << 16, device=device) if has_store else None
+    state = AsyncSpecState(config, device, store=store)
     launch_corrections = partial(state.correct_inputs, ROWS)
     if has_graph and device != "cpu":
         launch_corrections = capture_graph(launch_corrections)[0].replay
@@ -111,11 +111,12 @@ def run_steps(device: str, steps: int, has_graph: bool = False) -> list[list[int
     return answers
 
 
+@pytest.mark.parametrize("has_store", [False, True])
 @pytest.mark.parametrize("has_graph", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_step_does_not_wait_for_the_device(device: str, has_graph: bool) -> None:
+def test_step_does_not_wait_for_the_device(device: str, has_graph: bool, has_store: bool) -> None:
     steps = choose_count(device, 300, 30)
-    answers = run_steps(device, steps, has_graph)
+    answers = run_steps(device, steps, has_graph, has_store)
     assert answers == run_steps("cpu", steps)
     assert sum(map(len, answers)) > 1.5 * steps * ROWS
 
@@ -125,53 +126,3 @@ def test_forbidden_wait_raises() -> None:
     values = torch.zeros(4, device="cuda")
     with pytest.raises(RuntimeError), forbid_waiting("cuda"):
         values.sum().item()
-
-
-# The following test runs HostDrafting.
-
-R, S = 32, 2048
-CONFIG = NgramConfig(
-    k=K, sizes="ladder", min_draft_probability=0.1, store="live", store_tokens=1 << 17
-)
-
-
-def make_drafting(device: str) -> HostDrafting:
-    return HostDrafting(
-        CONFIG,
-        num_rows=R,
-        capacity=S,
-        max_sampled=K + 1,
-        device=torch.device(device),
-        lag=1,
-        index=make_index(CONFIG, R, R * S, kind="numpy"),
-        store=NgramStore(R, 1 << 17, visibility="live", kind="numpy"),
-    )
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_host_drafting_in_stream_order_matches_synchronous_drafting(device: str) -> None:
-    rng = np.random.default_rng(0)
-    device_drafting, cpu_drafting = make_drafting(device), make_drafting("cpu")
-    lengths = np.zeros(R, np.int64)
-    steps: list[tuple[DeviceDrafts, DeviceDrafts]] = []
-    for _ in range(choose_count(device, 2000, 50)):
-        if device == "cuda" and rng.random() < 0.1:
-            torch.cuda._sleep(1 << 20)  # half a millisecond, so that the host runs ahead
-        for row in np.flatnonzero((lengths == 0) | (lengths > S - 8)):
-            text = rng.integers(0, 30, rng.integers(1, 1500))
-            lengths[row] = len(text)
-            for drafting in (device_drafting, cpu_drafting):
-                drafting.end(row)
-                drafting.begin(row, text, scope=int(row) % 2)
-        rows = rng.permutation(R)[: rng.integers(1, R + 1)].astype(np.int32)
-        sampled = torch.from_numpy(rng.integers(0, 30, (len(rows), K + 2), dtype=np.int32))
-        sampled[:, 0] = torch.from_numpy(rng.integers(0, K + 2, len(rows), dtype=np.int32))
-        lengths[rows] += sampled[:, 0].numpy()
-        on_device = sampled.pin_memory() if device == "cuda" else sampled
-        with forbid_waiting(device):
-            drafts = device_drafting.propose(rows, on_device.to(device, non_blocking=True))
-        steps.append((drafts, cpu_drafting.propose(rows, sampled)))
-    synchronize(device)
-    assert device_drafting.settle(1)
-    for actual, expected in steps:
-        assert [tensor.tolist() for tensor in actual] == [tensor.tolist() for tensor in expected]

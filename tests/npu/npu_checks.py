@@ -11,11 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig, _library
+from ngram_npu import _library
 from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
 from ngram_npu.engines.vllm.v2 import make_replacement
-from ngram_npu.host_drafting import HostDrafting
-from ngram_npu.index import make_index
 from ops.specs import OPSPECS
 from ops.specs.spec import OpSpec
 from vllm_config import make_vllm_config
@@ -180,43 +178,11 @@ def test_invalid_arguments_raise_before_a_launch(tensors: list[torch.Tensor]) ->
 
 def test_operator_without_kernel_raises() -> None:
     names = [name for name in OPSPECS if not _library.has_kernel(name, "npu")]
-    assert {"ngram_index_reset_", "ngram_store_finish_"} <= set(names)
-    words, slots = (torch.zeros(64, dtype=torch.int32).npu() for _ in range(2))
+    assert "merge_drafts_" in names
+    neural, drafts = torch.zeros((2, 1, 1), dtype=torch.int32).npu()
+    counts = torch.zeros(1, dtype=torch.int32).npu()
     with pytest.raises(RuntimeError, match="no kernel is loaded for this device"):
-        torch.ops.ngram_npu.ngram_store_finish_(words, slots[:1])
-    with pytest.raises(ValueError, match=r"^ngram_index_reset_: index: .* in host memory"):
-        torch.ops.ngram_npu.ngram_index_reset_(words, slots[:1])
-
-
-def test_host_drafting_runs_in_queue_order() -> None:
-    config = NgramConfig(sizes="ladder", min_draft_probability=0.1, k=3)
-    devices = torch.device("npu"), torch.device("cpu")
-    npu_drafting, cpu_drafting = (
-        HostDrafting(
-            config,
-            num_rows=2,
-            capacity=99,
-            max_sampled=4,
-            device=device,
-            index=make_index(config, 2, 200, kind="numpy"),
-        )
-        for device in devices
-    )
-    for drafting in (npu_drafting, cpu_drafting):
-        drafting.begin(0, [5, 6, 7, 8, 5])
-        drafting.begin(1, [1, 2, 1])
-    take_record()
-    steps = []
-    with hold_device():
-        for step in range(6):
-            rows = np.array([1, 0][: 1 + step % 2], np.int32)
-            sampled = torch.tensor([[2, 1, 2, 0, 0], [1, 6 + step % 3, 0, 0, 0]]).int()[: len(rows)]
-            on_device = sampled.pin_memory().to("npu", non_blocking=True)
-            drafts = npu_drafting.propose(rows, on_device)
-            steps.append((drafts, cpu_drafting.propose(rows, sampled)))
-    assert [line for line in take_record() if line != "copy"] == ["host function"] * 6
-    for drafts, expected in steps:
-        assert [tensor.tolist() for tensor in drafts] == [tensor.tolist() for tensor in expected]
+        torch.ops.ngram_npu.merge_drafts_(neural, drafts, counts, counts)
 
 
 OPS_WITH_KERNEL = [op for op in OPSPECS.values() if _library.has_kernel(op.name, "npu")]

@@ -1,5 +1,5 @@
-"""Runs Python with a simulated NPU: the installed package, the NPU backend built by `make launch`,
-torch_npu, and stand-ins for CANN that use host memory as device memory."""
+"""Runs Python with a simulated NPU: the installed package, the NPU backend that `make test-slow`
+builds, torch_npu, and stand-ins for CANN that use host memory as device memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_npu(folder: Path) -> Npu:
     torch_npu = BUILD / "torch-npu"
     for path in (*(package / name for name in LIBRARIES), torch_npu / "torch_npu", NEXT_TORCH_NPU):
         if not path.exists():
-            raise FileNotFoundError(f"{path} is missing; run `make launch`")
+            raise FileNotFoundError(f"{path} is missing; run `make test-slow`")
     shutil.copytree(Path(ngram_npu.__file__).parent, folder / "ngram_npu")
     for name in LIBRARIES:
         shutil.copy(package / name, folder / "ngram_npu")

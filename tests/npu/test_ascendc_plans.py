@@ -130,8 +130,9 @@ def test_lookup_tiles_fit_in_the_unified_buffer(op: str) -> None:
             continue
         min_ub_bytes = min_ub_bytes or ub_bytes
         tile = result["tiling"]["tile_tokens"]
-        words = tile // 32
-        used_bytes = 3 * tile * 4 + 2 * (words + 8) * 4 + 3 * words * 4 + 3 * words * 4 + 32 + 32
+        words, groups = tile // 32, -(-tile // (32 * 64))
+        mask_bytes = groups * 64 * 4 + (words + 8) * 4 + 3 * words * 4
+        used_bytes = 3 * tile * 4 + mask_bytes + -(-groups // 4) * 32 + 32
         assert used_bytes <= ub_bytes - RESERVED
         assert tile % TILE_UNIT == 0
         assert 2 * HALO < tile <= MAX_TILE
@@ -183,6 +184,6 @@ def test_twin_finds_matches_at_piece_starts(cores: int, length: int, n: int) -> 
     spec = OPSPECS["ngram_propose"]
     with set_twin_cores(cores) as backend:
         for i, row in enumerate(rows):
-            lookup = (1, n, 4, i % 2, False, 2**40, None, 40, n % 2 == 0)
+            lookup = (1, n, 4, i % 2, False, 2**40, 2**31 - 1, n % 2 == 0)
             args = (row[None], np.array([length], np.int32), None, None, *lookup)
             check_parity(spec, backend, Sample(f"{cores}-{length}-{n}-{i}", args))

@@ -1,6 +1,7 @@
 """Tests how the build finds CANN, and the build's messages if CANN or a variable is missing.
 
-`make launch` tests the rest of the build, with stand-ins that check the known requirements of CANN.
+`make test-slow` tests the rest of the build, with stand-ins that check the known requirements of
+CANN.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def test_chip_without_kernels_fails_the_build(
         assert message in output
 
 
-@pytest.mark.slow  # needs `make launch`
+@pytest.mark.slow  # needs `make test-slow`
 def test_built_libraries_are_installed_in_the_package() -> None:
     """CANN also writes the folder `lib`, which pyproject.toml excludes from the wheel."""
     libraries = {path.relative_to(BUILD / "launch") for path in (BUILD / "launch").rglob("*.so")}

@@ -1,32 +1,10 @@
-"""Tests tools/npu on the CPU: the benchmark, with a replacement of vLLM-Ascend's launcher, and the
-choice of compiler errors that headers.py reports. test_launch.py tests other tools."""
+"""Tests the choice of compiler errors that tools/npu/headers.py reports."""
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
-from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
 
-from tools.bench.ops import OPS
-from tools.bench.options import Options, Size
 from tools.npu.headers import find_problems
-
-MODULE = "vllm_ascend.ops.triton.spec_decode.ngram"
-
-
-def test_bench_compares_drafts_with_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = MODULE.split(".")
-    for end in range(1, len(names) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(names[:end]), ModuleType(names[end - 1]))
-    launcher = triton_ngram_spec_decode
-    monkeypatch.setattr(sys.modules[MODULE], launcher.__name__, launcher, raising=False)
-    options = Options(sizes=(Size(3, 200),), rounds=1, peers=("vllm-ascend",), data_kind="periodic")
-    (result,) = OPS["ngram_step_"].run(options, {})
-    assert result["same_drafts"] is True
-    assert result["ratio"]["vllm-ascend"] > 0
-
 
 TEMPLATE_ERROR_OUTPUT = """\
 /devkit/impl.h: In instantiation of 'void Cast(T) [with T = int]':

@@ -1,16 +1,13 @@
 """Tests that examples in the documents run unchanged, that links have targets, and that lines are
-not too long; also tests the hooks of the documentation site."""
+not too long."""
 
 from __future__ import annotations
 
 import doctest
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-
-from tools import docs_site
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -64,26 +61,3 @@ def test_wrong_link_or_long_line_is_reported(tmp_path: Path) -> None:
     )
     problems = ["a.md:4: 161 characters", "a.md: no no.md", "a.md: no other.md#no", "a.md: no #no"]
     assert find_problems(path) == problems
-
-
-def _make_page(path: str) -> SimpleNamespace:
-    return SimpleNamespace(file=SimpleNamespace(src_uri=path))
-
-
-def test_site_replaces_link_to_file_outside_docs_with_name() -> None:
-    text = "[x](../../LICENSE) [`csrc/core`](../../csrc/core) [r](../../README.md#a) [t](tune.md#b)"
-    site = docs_site.on_page_markdown(text, page=_make_page("guides/a.md"))
-    assert site == "x (`LICENSE`) `csrc/core` [r](../overview.md#a) [t](tune.md#b)"
-
-
-def test_site_warns_about_missing_or_external_file(caplog: pytest.LogCaptureFixture) -> None:
-    docs_site.on_page_markdown("[x](../no.md)", page=_make_page("a.md"))
-    page = docs_site.on_post_page(
-        '<a href="https://x.y">z</a> :class:<code>A</code> <script src="//x.y/z.js">',
-        page=_make_page("b.md"),
-    )
-    assert page.startswith('<a href="https://x.y">z</a> <code>A</code>')
-    assert [r.getMessage().split(" //")[0] for r in caplog.records] == [
-        "a.md: links to ../no.md, which does not exist",
-        'b.md: loads an external file: <script src="//',
-    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,35 @@ def test_only_the_adapter_imports_transformers() -> None:
     imports = find_forbidden_imports(ROOT / "python", {"ngram_npu"})
     modules = {problem.partition(": ")[2] for problem in imports}
     assert not modules & {"ngram_npu.engines", "ngram_npu.engines.transformers"}
+
+
+def find_circle_of_imports(folder: Path, package: str) -> list[str]:
+    """Returns modules of a package that import each other in a circle; empty if there are none.
+    Imports for type checks count, too."""
+    graph: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        module = ".".join((package, *path.relative_to(folder).with_suffix("").parts))
+        graph[module] = imports = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                imports.update((node.module, *names))
+    for module, imports in graph.items():
+        imports &= graph.keys() - {module}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_adapter_of_vllm_has_no_circle_of_imports(tmp_path: Path) -> None:
+    folder = ROOT / "python" / "ngram_npu" / "engines" / "vllm"
+    assert find_circle_of_imports(folder, "ngram_npu.engines.vllm") == []
+    for name, other in ("a", "b"), ("b", "c"), ("c", "a"), ("d", "a"):
+        (tmp_path / f"{name}.py").write_text(f"from p import {other}\n")
+    assert set(find_circle_of_imports(tmp_path, "p")) == {"p.a", "p.b", "p.c"}
 
 
 def test_tools_import_nothing_from_tests_but_their_support() -> None:

@@ -27,12 +27,12 @@ WITHOUT_NGRAM_DRAFTS = NgramConfig(k=4, max_len=0)
         ("good", {}),
         ("bad", {}),
         ("bad", {"asynchronous": False, "padded": False}),
-        ("bad", {"engine": "index", "ngram": workload.LADDER_NGRAM}),
-        ("good", {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM}),
+        ("bad", {"ngram": workload.NGRAM_BY_COST}),
+        ("good", {"store": True}),
         ("bad", {"merge": MergeConfig(min_match_len=3, extend=True)}),
         ("good", {"ngram": WITHOUT_NGRAM_DRAFTS}),
     ],
-    ids=["good", "bad", "bad unpadded", "bad ladder", "good live", "bad extend", "only good"],
+    ids=["good", "bad", "bad unpadded", "bad by cost", "good store", "bad extend", "only good"],
 )
 def test_greedy_text_with_draft_model_equals_transformers(
     model: Any, draft_models: Any, greedy_run: Reference, quality: str, changes: Any

@@ -18,9 +18,8 @@ from torch import distributed
 pytest.importorskip("transformers")
 
 from runner.workload import (
-    LADDER_NGRAM,
-    LIVE_STORE_NGRAM,
     NEW_TOKENS,
+    NGRAM_BY_COST,
     SMALL_BATCH,
     Reference,
     make_prompts,
@@ -33,8 +32,8 @@ NUM_STAGES = 2
 MODES: dict[str, dict[str, Any]] = {
     "async padded": {},
     "async unpadded": {"padded": False},
-    "sync ladder": {"asynchronous": False, "engine": "index", "ngram": LADDER_NGRAM},
-    "async live store": {"engine": "index", "ngram": LIVE_STORE_NGRAM},
+    "sync by cost": {"asynchronous": False, "ngram": NGRAM_BY_COST},
+    "async store": {"store": True},
 }
 
 

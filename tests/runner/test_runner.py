@@ -21,25 +21,16 @@ from transformers_models import make_causal_model
 
 from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, use_paged_attention
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "none": {"ngram": None},
-    "scan": {"engine": "scan"},
-    "index": {"engine": "index"},
-    "ladder": {"engine": "index", "ngram": workload.LADDER_NGRAM},
-    "live": {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM},
-    "finish": {"engine": "index", "ngram": workload.FINISH_STORE_NGRAM},
-    "live, host": {"engine": "index", "ngram": workload.LIVE_STORE_NGRAM, "draft_on": "host"},
+    "n-grams": {},
+    "by cost": {"ngram": workload.NGRAM_BY_COST},
+    "store": {"ngram": workload.NGRAM_BY_COST, "store": True},
 }
 QUICK_MODES = (
-    *itertools.product(("scan",), ("sync", "async"), ("padded", "unpadded")),
+    *itertools.product(("n-grams", "store"), ("sync", "async"), ("padded", "unpadded")),
     ("none", "sync", "padded"),
-    ("index", "sync", "unpadded"),
-    ("index", "async", "padded"),
-    ("ladder", "async", "unpadded"),
-    ("live", "async", "padded"),
-    ("finish", "sync", "unpadded"),
-    ("live, host", "async", "padded"),
-    ("live, host", "sync", "unpadded"),
+    ("by cost", "async", "unpadded"),
 )
 ALL_MODES = [
     pytest.param(*mode, marks=[] if mode in QUICK_MODES else pytest.mark.slow)
@@ -67,14 +58,14 @@ def test_greedy_text_equals_transformers(
     else:  # the comparison needs both accepted and rejected drafts
         assert 100 < figures.accepted < figures.drafts - 100
     if (store := runner.state.store) is not None:
-        assert store.statistics.drafts > 100
+        assert store.statistics.tokens_held > 100
         store.check_integrity()
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"asynchronous": False, "padded": False}, {}, MODES["ladder"], MODES["live"]],
-    ids=["sync unpadded", "async padded", "async ladder", "async live"],
+    [{"asynchronous": False, "padded": False}, {}, MODES["by cost"], MODES["store"]],
+    ids=["sync unpadded", "async padded", "async by cost", "async store"],
 )
 def test_sampled_text_with_drafts_equals_text_without_speculation(
     model: Any, sampled_run: Reference, changes: dict[str, Any]
@@ -101,38 +92,37 @@ def test_sampled_text_depends_on_request_and_seed_only(model: Any, sampled_run: 
     assert texts != sampled_run.texts
 
 
-def test_host_store_contains_generated_tokens_only(model: Any, greedy_run: Reference) -> None:
+def test_store_contains_generated_tokens_only(model: Any, greedy_run: Reference) -> None:
     """Also checks that a runner can generate again after its first call."""
-    runner = make_runner(model, **MODES["live, host"], num_blocks=400)
+    runner = make_runner(model, store=True, num_blocks=400)
     stops = greedy_run.stops
     for selection in (slice(0, 8), slice(8, 24)):
         texts = runner.generate(make_prompts()[selection], NEW_TOKENS, stop_token_ids=stops)
         assert texts == greedy_run.texts[selection]
         assert runner.figures.preemptions == 0
-        assert runner.state.store is not None
-        assert runner.state.store.statistics.tokens_inserted == runner.figures.tokens
+    assert runner.state.store is not None
+    generated = [bytes(text) for text in greedy_run.texts]
+    for _, text in runner.state.store.texts():
+        # A text may continue after its stop, because the device learns of it one step late.
+        assert any(text.tolist()[: len(tokens)] == list(tokens) for tokens in generated) or any(
+            list(tokens)[: len(text)] == text.tolist() for tokens in generated
+        )
 
 
-@pytest.mark.parametrize("draft_on", ["device", "host"])
-@pytest.mark.parametrize(
-    "ngram", [workload.LIVE_STORE_NGRAM, workload.FINISH_STORE_NGRAM], ids=["live", "finish"]
-)
-def test_store_drafts_only_within_scope_and_closes_texts_of_finished_requests(
-    model: Any, ngram: NgramConfig, draft_on: str
-) -> None:
+def test_store_drafts_only_within_scope(model: Any) -> None:
     """The runner runs one request at a time, so that a store can draft earlier requests' text."""
-    runner = make_runner(model, ngram=ngram, engine="index", max_rows=1, draft_on=draft_on)
+    runner = make_runner(model, store=True, max_rows=1)
     [prompt] = make_prompts(1)
-    store, step_counts = runner.state.store, []
-    assert store is not None
+    step_counts = []
     for scope in ("a", "b", "a"):
         old_steps = runner.figures.steps
         runner.generate([prompt], NEW_TOKENS, scopes=[scope])
-        assert store.statistics.open_slots == 0
         step_counts.append(runner.figures.steps - old_steps)
     assert step_counts[1] == step_counts[0] > step_counts[2]
-    with_new_store = make_runner(model, ngram=ngram, engine="index", max_rows=1)
-    with_same_store = make_runner(model, ngram=ngram, engine="index", max_rows=1, store=store)
+    store = runner.state.store
+    assert store is not None
+    with_new_store = make_runner(model, store=True, max_rows=1)
+    with_same_store = make_runner(model, store=store, max_rows=1)
     for other_runner in (with_new_store, with_same_store):
         other_runner.generate([prompt], NEW_TOKENS, scopes=["b"])
     assert with_same_store.figures.steps < with_new_store.figures.steps
@@ -173,7 +163,7 @@ def test_generate_after_invalid_prompt_equals_transformers(
     assert texts == greedy_run.texts[:SMALL_BATCH]
 
 
-@pytest.mark.parametrize("mode", ["scan", "live", "live, host"])
+@pytest.mark.parametrize("mode", ["n-grams", "store"])
 @pytest.mark.parametrize("method", ["_schedule", "_forward", "_sample", "_reconcile"])
 def test_generate_after_interrupt_equals_transformers(
     model: Any, greedy_run: Reference, mode: str, method: str, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +18,8 @@ from examples.runner import Figures, Pipeline, Runner, RunnerConfig
 NEW_TOKENS = 32
 SMALL_BATCH = 8
 """Number of requests in tests that run many times."""
-LADDER_NGRAM = NgramConfig(sizes="ladder", k=4, min_draft_probability=0.177)
-LIVE_STORE_NGRAM = replace(LADDER_NGRAM, store="live", store_tokens=8192)
-FINISH_STORE_NGRAM = replace(LIVE_STORE_NGRAM, store="finish")
-CONSECUTIVE_NGRAM = NgramConfig(min_n=2, max_n=4, k=4)
+NGRAM = NgramConfig(min_n=2, max_n=4, k=4)
+NGRAM_BY_COST = NgramConfig(k=4, min_draft_probability=0.12)
 
 
 def make_prompts(count: int = 24, seed: int = 1) -> list[list[int]]:
@@ -32,16 +30,16 @@ def make_prompts(count: int = 24, seed: int = 1) -> list[list[int]]:
 def make_runner(
     model: PreTrainedModel,
     *,
-    store: NgramStore | None = None,
+    store: NgramStore | bool = False,
     draft_model: PreTrainedModel | None = None,
     pipeline: Pipeline | None = None,
     **changes: Any,
 ) -> Runner:
     """Makes a runner with six rows. Long prompts need several steps. The blocks suffice only for
-    three long requests, so requests are preempted whatever the model generates."""
+    three long requests, so requests are preempted whatever the model generates. With
+    ``store=True``, the runner has a new store."""
     options: dict[str, Any] = {
-        "ngram": CONSECUTIVE_NGRAM,
-        "engine": "scan",
+        "ngram": NGRAM,
         "max_rows": 6,
         "row_capacity": 160,
         "block_size": 4,
@@ -49,7 +47,8 @@ def make_runner(
         "max_step_tokens": 48,
     }
     config = RunnerConfig(**options | changes)
-    return Runner(model, config, store=store, draft_model=draft_model, pipeline=pipeline)
+    shared_store = NgramStore(1 << 14) if store is True else store or None
+    return Runner(model, config, store=shared_store, draft_model=draft_model, pipeline=pipeline)
 
 
 @dataclass(frozen=True)

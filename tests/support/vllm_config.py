@@ -23,7 +23,9 @@ def make_vllm_config(
         ),
         additional_config={} if additional_config is None else additional_config,
         max_concurrent_batches=1,
-        model_config=SimpleNamespace(max_model_len=max_model_len, served_model_name="model"),
+        model_config=SimpleNamespace(
+            max_model_len=max_model_len, served_model_name="model", get_vocab_size=lambda: 32000
+        ),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
         parallel_config=SimpleNamespace(
             rank=rank, tensor_parallel_size=tensor_parallel_size, data_parallel_index=0

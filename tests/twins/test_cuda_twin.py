@@ -8,10 +8,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +20,6 @@ from ops.parity import Case, check_case, make_sample_cases
 from ops.specs import OPSPECS, OpSpec
 from ops.specs.store import BLOCK, new_store
 from store_steps import append_text, assert_equal, generate_steps, propose_drafts
-from twins import FOLDER, ROOT
-
-from tools.bench.device_peers import PLAIN_SCAN
 
 # "fast" runs one block after the other; "resident" interleaves several blocks.
 FAST, RESIDENT = (
@@ -159,26 +154,3 @@ def test_backends_agree_after_texts_were_added_in_slices() -> None:
     assert (stores[0]["table"][:, 1::2] > 0).sum() > 200
     for store in stores[1:]:
         assert_equal(stores[0], store, "after the texts")
-
-
-def test_baseline_of_the_benchmarks_drafts_like_the_operator(tmp_path: Path) -> None:
-    library = tmp_path / "plain_scan.so"
-    include = ROOT / "tests" / "twins" / "cuda" / "include"
-    command = ["g++", "-std=c++17", "-fPIC", "-shared", f"-I{include}", "-x", "c++", PLAIN_SCAN]
-    subprocess.run(
-        [*command, "-x", "none", FOLDER / "libcuda_twin_fast.a", "-o", library], check=True
-    )
-    rng = np.random.default_rng(7)
-    rows = torch.from_numpy(rng.integers(0, 3, (40, 600), dtype=np.int32))
-    lengths = torch.from_numpy(rng.integers(0, 600, 40, dtype=np.int32))
-    drafts, counts = (torch.zeros(shape, dtype=torch.int32) for shape in ((40, 5), (40,)))
-    pointers = (ctypes.c_void_p(t.data_ptr()) for t in (rows, lengths, drafts, counts))
-    rows_pointer, lengths_pointer, *results = pointers
-    plain_scan = ctypes.CDLL(str(library)).plain_scan
-    stride = ctypes.c_int64(rows.stride(0))
-    assert plain_scan(rows_pointer, stride, lengths_pointer, 40, 2, 4, 5, *results, None) == 0
-    options = {"min_n": 2, "max_n": 4, "k": 5, "match_policy": 1}
-    expected, num_expected, _ = torch.ops.ngram_npu.ngram_propose(rows, lengths, **options)
-    assert drafts.tolist() == expected.tolist()
-    assert counts.tolist() == num_expected.tolist()
-    assert 0 < int(counts.count_nonzero()) < 40

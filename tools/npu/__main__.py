@@ -4,8 +4,7 @@ benchmark. Each stage has a time limit, and npu-run.json contains its result.
     python -m tools.npu
 
 Requires an environment with torch, torch_npu, CANN's variables (set_env.sh), scikit-build-core,
-pybind11, ninja and pytest. If vllm-ascend is installed, the benchmark also measures it. See
-docs/guides/ascend.md.
+pybind11, ninja and pytest. See docs/guides/ascend.md.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SIZES = ("1x1k", "1x32k", "1x128k", "16x8k", "128x8k", "128x32k")
 RESULTS = ROOT / "tools" / "bench" / "results"
 LOGS = ROOT / "build" / "logs"
 _PACKAGES = {"numpy", "torch", "torch_npu", "torch-npu", "vllm", "vllm-ascend", "triton-ascend"}
-_BENCH_FILE = "ngram_step_-npu.json"
+_BENCH_FILE = "lookup-npu.json"
 _HOUR = 3600
 _RECORDED_CHARACTERS = 16_000
 """Maximum number of characters from the end of a failed stage's output that npu-run.json contains.
@@ -126,8 +125,8 @@ def make_build_command() -> list[str]:
 
 def plan_stages(out: Path) -> list[Stage]:
     bench = (
-        "-m", "tools.bench", "ngram_step_", "--device", "npu", "--data-kind", "zipf",
-        "--sizes", *SIZES, "--peer", "vllm-ascend", "--json", str(out / _BENCH_FILE),
+        "-m", "tools.bench.lookup", "--device", "npu", "--sizes", *SIZES,
+        "--json", str(out / _BENCH_FILE),
     )  # fmt: skip
     # The id of each parity test ends with the backend's name: "[<op>-device-npu]".
     parity = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "npu]")

@@ -1,11 +1,6 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`, without torch.
-#include "api/bookkeeping.h"
-#include "api/correction.h"
-#include "api/drafting.h"
-#include "api/merging.h"
-#include "api/numpy/numpy_call.h"
-#include "api/numpy/schema.h"
-#include "api/store.h"
+#include "api/call.h"
+#include "api/numpy/arrays.h"
 #include "cpu/machine.h"
 
 namespace ngram_npu::numpy {
@@ -21,13 +16,8 @@ void set_instruction_set(const std::string& name) {
 }
 
 void set_num_threads(int32_t limit) {
-  api::Arguments("set_num_threads").check_scalar("limit", limit, 0, INT32_MAX);
+  api::Arguments("set_num_threads").check_scalar("limit", limit, {0, INT32_MAX});
   ngram_npu_cpu_set_num_threads(limit);
-}
-
-void define_operators(py::module_& m) {
-#define NGRAM_NPU_DEFINE(op) PythonOperator<api::op<NumpyCall>>::define(m, #op);
-  NGRAM_NPU_OPERATORS(NGRAM_NPU_DEFINE)
 }
 
 PYBIND11_MODULE(_C, m) {

@@ -2,23 +2,30 @@
 #include <string>
 #include <vector>
 
-#include "api/numpy/numpy_call.h"
+#include "api/numpy/arrays.h"
 #include "cpu/row_packing.h"
 
 namespace ngram_npu::numpy {
 namespace {
 
+// Checks a vector of this size (-1: any) and returns its properties.
+api::TensorView check_vector(const api::Arguments& call, const char* name, py::handle array, api::DTypes dtype,
+                             int64_t size = -1) {
+  const api::TensorView view = view_array(call, name, array);
+  call.check_tensor(view, dtype, 1, api::Arguments::kRead, view);
+  if (size >= 0) call.check_size(view, size);
+  return view;
+}
+
 // Packs the rows into chunks of 64 items for one copy to the device. Returns (destination chunk indices [C] int64,
 // chunks [C, 64] int32, number of chunks of rows [0, split), smallest item of the other rows). The first chunk of row i
 // has index first_chunks[i]; the row is padded to at least min_items[i] items.
 py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle min_items, int64_t split) {
-  NumpyCall call("pack_rows");
+  const api::Arguments call("pack_rows");
   const auto count = static_cast<int64_t>(rows.size());
-  const api::TensorView first_chunks_view = call.view("first_chunks", first_chunks),
-                        min_items_view = call.view("min_items", min_items);
-  call.check_vector(first_chunks_view, {api::DType::kInt64}, count, api::Arguments::kRead);
-  call.check_vector(min_items_view, {api::DType::kInt64}, count, api::Arguments::kRead);
-  call.check_scalar("split", split, 0, count);
+  const api::TensorView first_chunks_view = check_vector(call, "first_chunks", first_chunks, api::kInt64, count),
+                        min_items_view = check_vector(call, "min_items", min_items, api::kInt64, count);
+  call.check_scalar("split", split, {0, count});
   const auto* first_chunks_data = static_cast<const int64_t*>(first_chunks_view.data);
   const auto* min_items_data = static_cast<const int64_t*>(min_items_view.data);
 
@@ -26,11 +33,11 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
   int64_t num_chunks = 0, chunks_before_split = 0;
   for (int64_t i = 0; i < count; ++i) {
     const py::object row = rows[static_cast<size_t>(i)];
-    const api::TensorView view = call.view("rows", py::handle(row));
+    const api::TensorView view = view_array(call, "rows", row);
     if (view.ndim != 1 || view.dtype != api::DType::kInt32)
       call.fail("rows", "int32 vectors", "an array of another dtype or rank at index " + std::to_string(i));
-    call.check_scalar("rows item length", view.sizes[0], 0, INT32_MAX);
-    call.check_scalar("min_items", min_items_data[i], 0, INT32_MAX);
+    call.check_scalar("rows item length", view.sizes[0], {0, INT32_MAX});
+    call.check_scalar("min_items", min_items_data[i], {0, INT32_MAX});
     const int64_t stride = py::reinterpret_borrow<py::array>(row).strides(0);
     sources.push_back(
         {static_cast<const char*>(view.data), stride, view.sizes[0], min_items_data[i], first_chunks_data[i]});
@@ -45,17 +52,18 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
 
 // Concatenates items[begins[i] : begins[i] + counts[i]].
 py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle counts) {
-  NumpyCall call("join_spans");
-  const api::TensorView items_view = call.view("items", items), begins_view = call.view("begins", begins);
-  const int32_t* items_data = call.check_int32s(items_view, api::kAnySize);
-  call.check_vector(begins_view, {api::DType::kInt64}, -1, api::Arguments::kRead);
+  const api::Arguments call("join_spans");
+  const api::TensorView items_view = check_vector(call, "items", items, api::kInt32),
+                        begins_view = check_vector(call, "begins", begins, api::kInt64);
   const int64_t num_spans = begins_view.sizes[0];
+  const api::TensorView counts_view = check_vector(call, "counts", counts, api::kInt32, num_spans);
+  const auto* items_data = static_cast<const int32_t*>(items_view.data);
   const auto* begins_data = static_cast<const int64_t*>(begins_view.data);
-  const int32_t* counts_data = call.check_int32s(call.view("counts", counts), num_spans);
+  const auto* counts_data = static_cast<const int32_t*>(counts_view.data);
   int64_t total = 0;
   for (int64_t i = 0; i < num_spans; ++i) {
-    call.check_scalar("counts", counts_data[i], 0, items_view.sizes[0]);
-    call.check_scalar("begins", begins_data[i], 0, items_view.sizes[0] - counts_data[i]);
+    call.check_scalar("counts", counts_data[i], {0, items_view.sizes[0]});
+    call.check_scalar("begins", begins_data[i], {0, items_view.sizes[0] - counts_data[i]});
     total += counts_data[i];
   }
   py::array_t<int32_t> joined_items(total);

@@ -9,8 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
-
-#include "api/torch/torch_call.h"
+#include <vector>
 
 namespace ngram_npu::torch_api {
 namespace {
@@ -63,9 +62,24 @@ class CurrentDeviceGuard {
   torch::stable::accelerator::DeviceGuard guard_;
 };
 
-Operator*& operator_list_head() {
-  static Operator* first = nullptr;
-  return first;
+// The kernels with different names, and the position of each operator's kernel among them.
+struct KernelList {
+  std::vector<LoadedKernels> kernels;
+  std::vector<size_t> by_operator;
+
+  KernelList() {
+    for (const api::Operator& op : api::operators()) {
+      size_t index = 0;
+      while (index < kernels.size() && std::strcmp(kernels[index].name(), op.kernel) != 0) ++index;
+      if (index == kernels.size()) kernels.emplace_back(op.kernel);
+      by_operator.push_back(index);
+    }
+  }
+};
+
+KernelList& kernel_list() {
+  static KernelList list;
+  return list;
 }
 
 GetLastErrorFn last_error_functions[kNumDeviceTypes] = {};
@@ -100,11 +114,12 @@ std::string failure_message(const char* op, const api::Device& device, int32_t s
 
 }  // namespace
 
-Operator::Operator(const char* name) : name_(name), next_(operator_list_head()) { operator_list_head() = this; }
+const LoadedKernels& kernels_of(size_t operator_index) {
+  const KernelList& list = kernel_list();
+  return list.kernels[list.by_operator[operator_index]];
+}
 
-Operator* Operator::first() { return operator_list_head(); }
-
-void Operator::call(const api::Device& device, const void* params) const {
+void LoadedKernels::call(const api::Device& device, const void* params) const {
   const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
   if (is_valid_type) load_deferred_backend(name_, device.type);
   const Kernel kernel = is_valid_type ? kernels_[device.type] : nullptr;
@@ -122,7 +137,7 @@ void Operator::call(const api::Device& device, const void* params) const {
   if (status != kOk) throw std::runtime_error(failure_message(name_, device, status));
 }
 
-int64_t Operator::workspace_words(const api::Device& device, const void* params) const {
+int64_t LoadedKernels::workspace_words(const api::Device& device, const void* params) const {
   const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
   if (is_valid_type) load_deferred_backend(name_, device.type);
   const GetWorkspaceWordsFn get_workspace_words = is_valid_type ? workspace_functions_[device.type] : nullptr;
@@ -154,13 +169,13 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return fail(dlerror());
   int32_t num_loaded = 0;
-  for (Operator* op = Operator::first(); op != nullptr; op = op->next()) {
-    const std::string symbol = std::string("ngram_npu_") + backend + "_" + op->name();
+  for (LoadedKernels& loaded : kernel_list().kernels) {
+    const std::string symbol = std::string("ngram_npu_") + backend + "_" + loaded.name();
     // If the library does not have an operator, the kernel of a previously loaded library is removed, because only one
     // backend is active per device.
-    op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())),
-                   reinterpret_cast<GetWorkspaceWordsFn>(dlsym(library, (symbol + "_workspace").c_str())));
-    num_loaded += op->kernel_for(device_type) != nullptr;
+    loaded.set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())),
+                      reinterpret_cast<GetWorkspaceWordsFn>(dlsym(library, (symbol + "_workspace").c_str())));
+    num_loaded += loaded.kernel_for(device_type) != nullptr;
   }
   last_error_functions[device_type] =
       reinterpret_cast<GetLastErrorFn>(dlsym(library, (std::string("ngram_npu_") + backend + "_error").c_str()));
@@ -178,8 +193,8 @@ void ngram_npu_defer_backend_loading(const char* backend, int32_t device_type, c
 
 int32_t ngram_npu_has_kernel(const char* op_name, int32_t device_type) {
   if (device_type < 0 || device_type >= kNumDeviceTypes) return 0;
-  for (const Operator* op = Operator::first(); op != nullptr; op = op->next()) {
-    if (std::strcmp(op->name(), op_name) == 0) return op->kernel_for(device_type) != nullptr;
+  for (const LoadedKernels& loaded : kernel_list().kernels) {
+    if (std::strcmp(loaded.name(), op_name) == 0) return loaded.kernel_for(device_type) != nullptr;
   }
   return 0;
 }

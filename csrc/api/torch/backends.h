@@ -9,7 +9,15 @@
 //       the reason why the calling thread's last launch failed
 #pragma once
 
-#include "api/arguments.h"
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "api/call.h"
+
+// torch's headers before 2.13 define this macro with another name.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
 
 namespace ngram_npu::torch_api {
 
@@ -19,11 +27,10 @@ using Kernel = int32_t (*)(const void* params, void* stream);
 using GetWorkspaceWordsFn = int64_t (*)(const void* params);
 using GetLastErrorFn = const char* (*)();
 
-// An operator and its kernels. Each operator has one static object, which the constructor adds to the list of
-// operators.
-class Operator {
+// The kernels that are loaded for an operator, by device type.
+class LoadedKernels {
  public:
-  explicit Operator(const char* name);
+  explicit LoadedKernels(const char* name) : name_(name) {}
 
   const char* name() const { return name_; }
   // Runs the device's kernel: on the CPU synchronously, otherwise on the current stream of the device.
@@ -31,8 +38,6 @@ class Operator {
   // Number of words of workspace that the device's kernel needs for a call; 0 if it needs no workspace, as on the CPU.
   int64_t workspace_words(const api::Device& device, const void* params) const;
 
-  static Operator* first();
-  Operator* next() const { return next_; }
   Kernel kernel_for(int32_t device_type) const { return kernels_[device_type]; }
   void set_kernel(int32_t device_type, Kernel kernel, GetWorkspaceWordsFn get_workspace_words) {
     kernels_[device_type] = kernel;
@@ -43,8 +48,10 @@ class Operator {
   const char* name_;
   Kernel kernels_[kNumDeviceTypes] = {};
   GetWorkspaceWordsFn workspace_functions_[kNumDeviceTypes] = {};
-  Operator* next_;
 };
+
+// The kernels of the operator with this index in api::operators(). Operators that share a kernel share the object.
+const LoadedKernels& kernels_of(size_t operator_index);
 
 }  // namespace ngram_npu::torch_api
 

@@ -118,7 +118,7 @@ class DeviceState:
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
-        # Workspaces by which the thread blocks of a launch synchronise; zero between launches.
+        # Workspaces by which the thread blocks of a launch synchronise.
         self._workspaces = tuple(
             device.tensor((workspace_size(op, rows),), int32)
             for op in ("correct_spec_state_", "ngram_step_")
@@ -216,11 +216,9 @@ class DeviceState:
         }
         return [*corrections, ("prepare_input_ids_", input_ids)]
 
-    def clear(self, device: Device) -> None:
-        """Zeroes the workspaces, and empties the block tables and the store's slots."""
+    def clear(self) -> None:
+        """Empties the block tables and the store's slots."""
         self.upload.clear()
-        for workspace in self._workspaces:
-            device.copy(workspace, device.host_tensor(workspace.shape, torch.int32), "main")
         if self.store is not None:
             self.store.begin_requests(slice(self._config.max_rows))
 

@@ -512,7 +512,7 @@ class AsyncSpecState:
             self._host_state, self._block_tables, self._rope = host
             self._begun_step, self._last_step = None, None
             self._pending_steps.clear()
-            self._device_state.clear(self._device)
+            self._device_state.clear()
             self._commit(plan)
             self._upload(plan, [])
             self._wait_for_device()  # so that the next step may use either staging buffer

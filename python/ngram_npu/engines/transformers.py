@@ -51,7 +51,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from transformers.generation.candidate_generator import CandidateGenerator  # noqa: E402
 from transformers.generation.stopping_criteria import StoppingCriteriaList  # noqa: E402
 
-DEFAULT_CONFIG = NgramConfig(k=8, min_draft_probability=0.177)
+DEFAULT_CONFIG = NgramConfig(k=8, min_draft_probability=0.12)
 """Drafts by cost: text that seldom repeats is then hardly slower than without drafts."""
 
 _ARGUMENTS = {"attention_mask", "generation_config", "input_ids", "inputs", "streamer", "tokenizer"}
@@ -303,6 +303,8 @@ def _check_model(model: Any) -> None:
         for word in ("dynamic", "longrope")
     ):
         reason = "its rotary embeddings depend on the length of the text, drafts included"
+    elif any("quantized.dynamic" in type(part).__module__ for part in model.modules()):
+        reason = "it quantizes activations per call, so tokens depend on the drafts beside them"
     if reason:
         raise TypeError(f"drafting: model: not supported: {model_class.__name__}: {reason}")
 

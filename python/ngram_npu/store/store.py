@@ -124,7 +124,7 @@ class NgramStore:
                 raise ValueError(f"NgramStore: {name}: expected {low} to {high}, got {value}")
         self.tokenizer = store_file.check_digest(tokenizer)
         self._memory, self._device = _make_memory(device)
-        num_blocks = -(-tokens // BLOCK_TOKENS)
+        self._num_blocks = num_blocks = -(-tokens // BLOCK_TOKENS)
         num_columns = 1 << (num_blocks * BLOCK_TOKENS - 1).bit_length()
         zeros = self._memory.zeros
         self.text = zeros(num_blocks, BLOCK_TOKENS)
@@ -160,7 +160,7 @@ class NgramStore:
     @property
     def capacity(self) -> int:
         """Maximum number of tokens."""
-        return len(self.blocks) * BLOCK_TOKENS
+        return self._num_blocks * BLOCK_TOKENS
 
     @property
     def nbytes(self) -> int:
@@ -180,7 +180,7 @@ class NgramStore:
         (blocks,) = self._copy_to_host(heads_only=True)
         return StoreStatistics(
             num_slots=self.num_slots,
-            num_blocks=len(blocks),
+            num_blocks=self._num_blocks,
             tokens_held=int(blocks[:, HEAD_FILL].sum()),
             blocks_in_use=int(np.count_nonzero(blocks[:, HEAD_NUMBER])),
         )
@@ -203,10 +203,11 @@ class NgramStore:
         max_batch = max(self._max_batch, num_slots if max_batch is None else max_batch)
         if num_slots <= self.num_slots and max_batch == self._max_batch:
             return
-        slots = self._memory.zeros(max(num_slots, self.num_slots) + 1, SLOT_WORDS)
+        num_slots = max(num_slots, self.num_slots)
+        slots = self._memory.zeros(num_slots + 1, SLOT_WORDS)
         if self.num_slots:
             slots[: self.num_slots] = self.slots[: self.num_slots]
-        self.slots, self.num_slots, self._max_batch = slots, len(slots) - 1, max_batch
+        self.slots, self.num_slots, self._max_batch = slots, num_slots, max_batch
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         self._arguments = {self._device is not None: arrays}
         if self._device is not None:
@@ -498,7 +499,7 @@ class NgramStore:
             return self._memory.finish_copy(copy)
 
     def _reserve_numbers(self, num_requests: int, max_new: int) -> None:
-        num_blocks = len(self.blocks)
+        num_blocks = self._num_blocks
         num_new = min(num_blocks // 2, num_requests * -(-max_new // BLOCK_TOKENS))
         if self._max_number + num_new > END_OF_BLOCK_NUMBERS:
             self._renumber()
@@ -509,7 +510,7 @@ class NgramStore:
     def _renumber(self) -> None:
         """Subtracts the largest multiple of the number of blocks that leaves the number of each
         block in the ring above 0. References to blocks that were replaced become 0."""
-        num_blocks = len(self.blocks)
+        num_blocks = self._num_blocks
         rounds = (self.allocator[:1] - 1) // num_blocks - 1
         offset = rounds * (rounds > 0) * num_blocks
         self._number_offset += offset

@@ -1,1 +1,1 @@
-"""Reads recorded conversations from logs of many formats."""
+"""Reads logs of language models as conversations. docs/guides/logs.md describes what is read."""

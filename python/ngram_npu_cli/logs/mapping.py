@@ -1,282 +1,208 @@
-"""Finds the fields of records with a mapping: a preset, or the expressions of `--map`.
+"""Finds prompt and answer of a record: by its usual keys, by a preset, or by `--map`.
 
-docs/guides/logs.md describes mappings and presets.
+A preset is a row of a table of JMESPath expressions, as in `--map`. Where an expression selects a
+key of a text, the text is decoded as JSON.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
-from ngram_npu.errors import InputError, RecordError, suggest_similar
+from ngram_npu.errors import InputError, RecordError, import_optional, to_one_line
 
-from ngram_npu_cli.logs.answers import Record, check_success, check_text, check_type, describe_type
-from ngram_npu_cli.logs.conversations import Conversation
-from ngram_npu_cli.logs.exchange import make_conversations
-from ngram_npu_cli.logs.expressions import Expression, compile_expression
-from ngram_npu_cli.logs.files import Batch, parse_batch
-from ngram_npu_cli.logs.json_values import decode_json, is_empty
-from ngram_npu_cli.logs.presets import PRESETS, is_conversation
-from ngram_npu_cli.logs.rows import Row, locate_error
-from ngram_npu_cli.logs.suggestions import describe_unknown, suggest_map
+from ngram_npu_cli.logs.values import Record, decode_json, get_only, is_empty, list_keys
+
+GUIDE = "docs/guides/logs.md"
 
 FIELDS = (
-    *("prompt", "messages", "answer", "system", "tools", "content", "role", "turns"),
-    *("conversation", "time", "id", "records", "keep"),
+    *("prompt", "messages", "answer", "system", "tools", "content", "role"),
+    *("conversation", "time", "id", "parent", "records", "keep"),
 )
 """The fields of a mapping. `prompt` is another name of `messages`."""
 
-_ENVELOPES = (
-    *("data", "body", "payload", "event", "log", "message", "@message", "value", "json", "record"),
-    *("item", "_source", "hits", "result", "results", "jsonPayload", "log_processed", "line"),
-    *("row", "after", "properties"),
-)
-"""Keys of objects that may contain a record. An object may also contain one if it is the only
-object of its parent, or if the parent contains nothing but objects: records by their ids."""
-_CALL_KEYS = {
-    *("request", "response", "responses", "choices", "completion", "input", "output", "prompt"),
-    *("messages", "conversations", "tools", "turns"),
+_ATTRIBUTE = "(attributes.\"{0}\" || (attributes[?key=='{0}'].value.stringValue | [0]))"
+_OPERATIONS = '`["chat", "text_completion", "generate_content"]`'
+PRESETS: dict[str, tuple[str, str]] = {
+    "alpaca": (
+        "instruction input output",
+        r'messages=join(`"\n"`, [instruction, input][?@]), answer=output, system=system',
+    ),
+    "litellm": (
+        "call_type response messages|proxy_server_request",
+        "messages=messages || proxy_server_request.body || proxy_server_request, answer=response, "
+        "tools=proxy_server_request.body.tools || proxy_server_request.tools",
+    ),
+    "langfuse": (
+        "input output type traceId|trace_id",
+        "keep=type == 'GENERATION', messages=input, answer=output",
+    ),
+    "opentelemetry": (
+        "attributes traceId|trace_id|context",
+        f"keep=contains({_OPERATIONS}, {_ATTRIBUTE.format('gen_ai.operation.name')} || ''), "
+        f"messages={_ATTRIBUTE.format('gen_ai.input.messages')}, "
+        f"answer={_ATTRIBUTE.format('gen_ai.output.messages')}, "
+        f"system={_ATTRIBUTE.format('gen_ai.system_instructions')}, "
+        f"tools={_ATTRIBUTE.format('gen_ai.tool.definitions')}",
+    ),
+    "otlp": ("resourceSpans", "records=resourceSpans[].scopeSpans[].spans[]"),
+    "claude-code": (
+        "parentUuid sessionId uuid",
+        "content=!isApiErrorMessage && message.model != '<synthetic>' && message || `null`, "
+        "conversation=sessionId, id=uuid, parent=parentUuid",
+    ),
+    "claude-code-notes": ("type sessionId|leafUuid|messageId -message -messages", "keep=`null`"),
+    "swe-agent": ("trajectory history info", "messages=history"),
+    "openhands": (
+        "messages response kwargs",
+        "messages=messages, answer=response, tools=kwargs.tools",
+    ),
 }
-"""A record with one of these keys is a call of a model. It is not searched for nested records."""
-_TURNS_KEY = re.compile("dialog|turn|exchange|histor|round", re.IGNORECASE)
-"""Of a list with the turns of one conversation, which are not records."""
-_MAX_DEPTH = 6
+"""By name, the keys of a tool's records, and their mapping. Of the keys, `a|b` requires one, and
+`-a` that there is none."""
+
+_PROMPT_KEYS = (
+    *("messages", "conversations", "conversation", "request", "request_body", "requestBody"),
+    *("body", "params", "prompt", "question", "query", "input", "instruction", "trajectory"),
+)
+_ANSWER_KEYS = (
+    *("response", "response_body", "responseBody", "completion", "output", "answer", "reply"),
+    *("result", "choices", "generated_text", "model_output", "model_response"),
+)
+_SYSTEM_KEYS = ("system", "system_prompt", "instructions", "systemInstruction")
+_TOOLS_KEYS = ("tools", "functions")
+_TEXT_KEYS = (
+    *("text", "context", "contexts", "history", "documents", "chosen", "rejected", "target"),
+    *("reasoning", "reasoning_content", "thinking", "thoughts", "contents", "turns", "outputs"),
+    *("inputs", "answers", "responses", "completions", "prompts", "role", "content"),
+)
+"""Other keys that may be a part of a prompt or of an answer. A record with one is refused."""
+
+Expression = Callable[[Any], Any]
 
 
 class OtherKindError(RecordError):
-    """A record is not a call of a model, such as a span of another kind in a trace."""
+    """A record is not a call of a model, such as another span of a trace."""
 
 
-Item = Conversation | Row | InputError
-"""A conversation, a part of a conversation, or the error of a record that is neither."""
+def find_fields(record: Record) -> Mapping[str, Any]:
+    """Returns the fields of a record without `--map`.
 
-
-class FieldMapping(NamedTuple):
-    """The expressions of a preset, or of `--map`, which has no name."""
-
-    name: str
-    expressions: Mapping[str, Expression]
-
-    def evaluate(self, field: str, record: Any) -> Any:
-        return self.expressions[field](record) if field in self.expressions else None
+    Raises:
+        RecordError: The record is not understood. The message contains its keys.
+    """
+    name = _find_preset(tuple(record))
+    return evaluate(parse_map(PRESETS[name][1]), record) if name else _find_usual_fields(record)
 
 
 @cache
-def parse_map(text: str | None) -> FieldMapping | None:
-    """Returns the mapping of the option `map`; None if it is None.
+def _find_preset(keys: tuple[str, ...]) -> str | None:
+    for name, (row, _) in PRESETS.items():
+        groups = row.split()
+        required = all({*group.split("|")} & {*keys} for group in groups if group[0] != "-")
+        if required and not any(group[1:] in keys for group in groups if group[0] == "-"):
+            return name
+    return None
+
+
+def _find_usual_fields(record: Record) -> Mapping[str, Any]:
+    """Returns the fields of a record by the usual names of their keys."""
+    fields: Record = {}
+    values = {key: value for key, value in record.items() if not is_empty(value)}
+    for field, keys in (
+        ("messages", _PROMPT_KEYS),
+        ("system", _SYSTEM_KEYS),
+        ("tools", _TOOLS_KEYS),
+    ):
+        key, value = get_only(values, keys, "prompt" if field == "messages" else field)
+        if key:
+            fields[field] = value
+    key, answer = get_only(record, _ANSWER_KEYS, "answer")  # an answer may be empty JSON
+    if key:
+        fields["answer"] = record if key == "choices" else answer
+    if "custom_id" in record:  # a part of a batch, or both parts
+        fields["custom_id"] = record["custom_id"]
+    if not {"messages", "answer"} & fields.keys():
+        raise RecordError(describe_unknown(record))
+    for key in _TEXT_KEYS:
+        value = values.get(key)
+        if isinstance(value, (str, list, dict)):
+            raise RecordError(f'the key "{key}" may be a part of the prompt or of the answer')
+    return fields
+
+
+def describe_unknown(record: Record) -> str:
+    """Returns the error message for a record that is not understood."""
+    return f"the record has the keys {list_keys(record)}; see {GUIDE} for what is read, and --map"
+
+
+@cache
+def parse_map(text: str) -> Mapping[str, Expression]:
+    """Returns the expressions of a mapping by field.
 
     Raises:
-        InputError: It is neither a preset nor a list of fields and expressions.
+        InputError: It is not a list of fields and expressions.
     """
-    if text is None:
-        return None
-    name = text if text in PRESETS else ""
-    if name:  # a|b and a^b have the same meaning in a preset's expressions as in its keys
-        text = re.sub(r"(?<=\w)[|^](?=\w)", " || ", PRESETS[name][1])
+    if text in PRESETS:
+        text = PRESETS[text][1]
     texts: dict[str, str] = {}
     for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
         field, _, expression = (word.strip() for word in part.partition("="))
         if not expression or field not in FIELDS or field in texts:
             raise InputError(
-                f"map: expected a preset ({', '.join(PRESETS)}) or FIELD=EXPRESSION, ... with the "
-                f'fields {", ".join(FIELDS)}, each once, got "{part}"'
-                f"{suggest_similar(part, PRESETS)}"
+                f"--map: expected a preset ({', '.join(PRESETS)}) or FIELD=EXPRESSION, ... with "
+                f'the fields {", ".join(FIELDS)}, each once, got "{part}"; see {GUIDE}'
             )
         texts[field] = expression
     if "prompt" in texts:
         texts["messages"] = texts.pop("prompt")
     if "role" in texts:
         texts["content"] = f"{{role: {texts.pop('role')}, content: {texts.get('content', '@')}}}"
-    if not name and not {"messages", "content", "turns"} & texts.keys():
-        raise InputError(f'map: expected one of "prompt", "messages" and "content", got "{text}"')
-    return FieldMapping(name, {field: compile_expression(texts[field]) for field in texts})
+    return {field: _compile(expression) for field, expression in texts.items()}
 
 
-@lru_cache(4096)
-def _list_candidates(record_keys: tuple[str, ...]) -> list[tuple[FieldMapping, list[list[str]]]]:
-    """Returns the presets that a record with these keys may have, each with its conflicts: groups
-    of keys of which at most one may have a value. A key that must have no value is grouped with "",
-    which always counts as a value."""
-    candidates = []
-    for name, (keys, _) in PRESETS.items():
-        required = [re.split(r"[|^]", group) for group in keys.split() if group[0] != "-"]
-        conflicts = [["", g[1:]] if g[0] == "-" else g.split("^") for g in keys.split()]
-        present = [[key for key in group if key in ("", *record_keys)] for group in conflicts]
-        if not all(set(group) & {*record_keys} for group in required):
-            continue  # and its expressions, which may need jmespath, are not compiled
-        if mapping := parse_map(name):
-            candidates.append((mapping, [group for group in present if len(group) > 1]))
-    return candidates
+def evaluate(mapping: Mapping[str, Expression], record: Record) -> Mapping[str, Any]:
+    """Returns the values of a mapping's fields.
 
-
-def find_preset(record: Record) -> FieldMapping | None:
-    """Returns the first preset that reads a record without ambiguity."""
-    for preset, conflicts in _list_candidates(tuple(record)):
-        if all(sum(not k or not is_empty(record[k]) for k in group) < 2 for group in conflicts):
-            return preset
-    return None
-
-
-def convert_batch(
-    batch: Batch, map_text: str | None = None, scope_field: str | None = None
-) -> Iterator[Item]:
-    """Yields the items of a part of a file.
-
-    Args:
-        map_text: The option `map`; None: the first preset that matches each record.
-        scope_field: Expression for the conversation's scope.
+    Raises:
+        OtherKindError: The record is not a call of a model.
+        RecordError: An expression fails.
     """
-    reader = _RecordReader(parse_map(map_text), scope_field)
-    for number, location, data in parse_batch(batch):
-        if isinstance(data, InputError):
-            yield data
-        else:
-            yield from reader.read(data, location, str(number))
+    if "keep" in mapping and is_empty(mapping["keep"](record)):
+        raise OtherKindError("not a call of a model")
+    return {field: expression(record) for field, expression in mapping.items() if field != "keep"}
 
 
-@dataclass(frozen=True)
-class _RecordReader:
-    """Reads records with a mapping, or with presets."""
+@cache
+def _compile(text: str) -> Expression:
+    """Returns a function that evaluates a JMESPath expression."""
+    jmespath = import_optional("jmespath", f'the expression "{text}"', "logs")
+    try:
+        parsed = jmespath.compile(text).parsed
+    except jmespath.exceptions.JMESPathError as error:
+        raise InputError(f'--map: "{text}" is not JMESPath: {to_one_line(error)}') from error
+    visit = _make_interpreter(jmespath).visit
 
-    mapping: FieldMapping | None
-    scope_field: str | None
-
-    def read(self, data: Any, location: str, number: str, depth: int = 0) -> Iterator[Item]:
-        """Yields the items of one record; `number` is its id if it has none."""
-        data = data if isinstance(data, dict) else decode_json(data)
-        if is_conversation(data):
-            if self.mapping is not None and "content" in self.mapping.expressions:
-                for i, item in enumerate(data):
-                    yield from self.read(item, f"{location}[{i}]", f"{number}.{i}", depth + 1)
-                return
-            data = {"messages": data}
-        if not isinstance(data, dict):
-            yield InputError(f"{location}: expected an object, got {describe_type(data)}")
-            return
-        mapping = self._select_mapping(data)
-        if mapping is None:
-            yield from self._read_nested(data, location, number, depth)
-            return
+    def evaluate_expression(record: Any) -> Any:
         try:
-            if "records" in mapping.expressions:
-                yield from self._read_records(data, mapping, location, number)
-            else:
-                yield from self._read_one(data, mapping, location, number)
-        except RecursionError:
-            yield InputError(f"{location}: nested too deeply to be read")
-        except InputError as error:
-            yield locate_error(error, location, self._describe_preset(mapping, data))
+            return visit(parsed, record)
+        except jmespath.exceptions.JMESPathError as error:
+            reason = to_one_line(error).partition(", received")[0]  # the rest contains values
+            raise RecordError(f"an expression fails: {reason:.200}") from error
 
-    def _select_mapping(self, data: Record) -> FieldMapping | None:
-        if self.mapping is None or self.mapping.name:
-            preset = find_preset(data)
-            return preset if self.mapping in (None, preset) else None
-        fields = ("messages", "content", "turns", "records")
-        values = [self.mapping.evaluate(field, data) for field in fields]
-        has_value = any(v is not None and v != {"role": None, "content": None} for v in values)
-        return self.mapping if has_value else None
-
-    def _read_nested(self, data: Record, location: str, number: str, depth: int) -> Iterator[Item]:
-        """Yields the items of the records that are nested in an object. If none of them can be
-        read, yields only one error."""
-        nested = _list_nested(data) if depth < _MAX_DEPTH else []
-        errors: list[InputError] | None = []
-        for key, value in nested:
-            for item in self.read(value, f"{location}.{key}", f"{number}.{key}", depth + 1):
-                if errors is not None and isinstance(item, InputError):
-                    errors.append(item)
-                    continue
-                yield from errors or ()
-                errors = None
-                yield item
-        if errors and len({key.partition("[")[0] for key, _ in nested}) == 1:
-            yield errors[0]
-        elif errors is not None:
-            yield InputError(f"{location}: {self._describe_unread(data)}")
-
-    def _describe_unread(self, data: Record) -> str:
-        """Describes a record in which the mapping or the presets find nothing."""
-        if self.mapping is not None and not self.mapping.name:
-            return f"the expressions of --map select nothing; {suggest_map(data)}"
-        nested = [value for _, value in _list_nested(data) if isinstance(value, dict)]
-        tried = PRESETS if self.mapping is None else [self.mapping.name]
-        return describe_unknown(data, nested, tried)
-
-    def _read_records(
-        self, data: Record, mapping: FieldMapping, location: str, number: str
-    ) -> Iterator[Item]:
-        records = check_type(mapping.evaluate("records", data), list, f"{location}: records")
-        for i, record in enumerate(records):
-            where = location if len(records) == 1 else f"{location}[{i}]"
-            try:
-                yield from self._read_one(record, mapping, where, number)
-            except InputError as error:
-                yield locate_error(error, where, self._describe_preset(mapping, data))
-
-    def _describe_preset(self, mapping: FieldMapping, data: Record) -> str:
-        """Returns a note on a preset that was not chosen by the user and may be the wrong one."""
-        if self.mapping is not None:
-            return ""
-        return f"; read as {mapping.name}; for another format, {suggest_map(data)}"
-
-    def _read_one(
-        self, record: Any, mapping: FieldMapping, location: str, number: str
-    ) -> Sequence[Item]:
-        expressions = mapping.expressions
-        if "keep" in expressions and is_empty(expressions["keep"](record)):
-            raise OtherKindError(f"{location}: not a call of a model")
-        if "answer" in expressions and isinstance(record, dict):
-            check_success(record, location)
-            if record.get("error"):
-                reason = json.dumps(record["error"], default=str)
-                raise RecordError(f"{location}: the request failed: {reason:.100}")
-        fields = {field: expression(record) for field, expression in expressions.items()}
-        if self.scope_field is not None:
-            value = compile_expression(self.scope_field)(record)
-            fields["scope"] = _check_scope(value, f'{location}: scope field "{self.scope_field}"')
-        if not is_empty(fields.get("conversation")):
-            key = fields["conversation"]
-            key = key if isinstance(key, str) else json.dumps(key, default=str)
-            return [Row(key, fields.get("time"), location, fields)]
-        if "conversation" in fields:
-            raise RecordError(f"{location}: the row has no conversation")
-        if "id" not in fields:
-            fields["id"] = _get_default_id(record)
-        return make_conversations(fields, location, number)
+    return evaluate_expression
 
 
-_get_default_id = compile_expression("id || conversation_id || custom_id || request_id")
+@cache
+def _make_interpreter(jmespath: Any) -> Any:
+    class Interpreter(jmespath.visitor.TreeInterpreter):  # type: ignore[misc]
+        def visit_field(self, node: Any, value: Any) -> Any:
+            return super().visit_field(node, decode_json(value))
 
+        def visit_or_expression(self, node: Any, value: Any) -> Any:
+            left = self.visit(node["children"][0], value)
+            return self.visit(node["children"][1], value) if is_empty(left) else left
 
-def _list_nested(record: Record) -> list[tuple[str, Any]]:
-    """Returns the key and value of each nested object that may be a record: the items of lists, and
-    the envelopes."""
-    decoded = {key: decode_json(value) for key, value in record.items()}
-    objects = {key: value for key, value in decoded.items() if isinstance(value, (dict, list))}
-    is_envelope = any(isinstance(objects.get(key), dict) for key in _ENVELOPES)
-    has_ids = not is_envelope and all(isinstance(value, dict) for value in decoded.values())
-    nested: list[tuple[str, Any]] = []
-    for key, value in () if _CALL_KEYS & record.keys() else objects.items():
-        if isinstance(value, dict) and (key in _ENVELOPES or len(objects) == 1 or has_ids):
-            nested.append((key, value))
-        elif _TURNS_KEY.search(key) or is_conversation(value):
-            continue
-        elif all(isinstance(item, dict) for item in value):
-            nested += [(f"{key}[{i}]", item) for i, item in enumerate(value)]
-    return nested
-
-
-def _check_scope(value: Any, location: str) -> str | int:
-    """Returns the scope of a record. A record without a scope is an error: with a default scope,
-    its text would be shared with all requests of that scope."""
-    if isinstance(value, str):
-        return check_text(value, location)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62:
-        return value
-    raise InputError(
-        f"{location}: expected a string or an integer below 2**62, got {describe_type(value)}"
-    )
+    return Interpreter()

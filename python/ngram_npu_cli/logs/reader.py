@@ -1,359 +1,233 @@
-"""Reads conversations from files and folders, and converts them to requests of token ids.
-
-replay and learn read their input with `read_requests`; tune reads it with `read_logs` and converts
-only a sample.
-"""
+"""Reads the conversations of files and folders, and counts what is skipped."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import groupby, islice
 from os import PathLike
-from typing import Generic, Literal, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any
 
 from ngram_npu.errors import InputError, RecordError
 
-from ngram_npu_cli.logs.conversations import (
-    Conversation,
-    stdlib_conversations,
+from ngram_npu_cli.demo import DEMO_NAME, list_demo_conversations
+from ngram_npu_cli.logs.files import STDIN, find_files, read_values
+from ngram_npu_cli.logs.mapping import (
+    Expression,
+    OtherKindError,
+    describe_unknown,
+    evaluate,
+    find_fields,
+    parse_map,
 )
-from ngram_npu_cli.logs.files import (
-    STDIN,
-    SUFFIXES,
-    Batch,
-    find_files,
-    read_batches,
-    select_shard,
+from ngram_npu_cli.logs.records import Row, join_batch, join_rows, make_conversations, read_turns
+from ngram_npu_cli.logs.values import Conversation, check_list, is_empty
+from ngram_npu_cli.progress import make_bar
+
+_SESSION_KEYS = (
+    *("session_id", "sessionId", "conversation_id", "conversationId", "thread_id", "chat_id"),
 )
-from ngram_npu_cli.logs.mapping import OtherKindError, convert_batch, parse_map
-from ngram_npu_cli.logs.remote import LogPath, make_path
-from ngram_npu_cli.logs.rows import Row, group_rows
-from ngram_npu_cli.logs.tokenization import Tokenization, TokenizedConversation
-from ngram_npu_cli.options import ReadingOptions
-from ngram_npu_cli.workers import map_in_order
 
-Converted = TypeVar("Converted")
-
-STDLIB_NAME = "python-stdlib"
-
-_MAX_REASONS = 3
-_FORMAT_NOTE = "; read as "  # mapping.py appends it and the preset to messages
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a command in one phase of an input. `total` is 0 if it is not known.
-
-    `done` and `total` count conversations in the phases "read" and "tokenize", generated tokens in
-    "replay", and answers in "learn".
-    """
-
-    name: str
-    phase: Literal["read", "tokenize", "replay", "learn"]
-    done: int
-    total: int
-
-
-ShowProgress = Callable[[Progress], None]
-
-
-def ignore_progress(_: Progress) -> None:
-    """Does nothing; used if no callback is passed."""
+Mapped = Mapping[str, Expression] | None
+Join = Callable[[Sequence[Row]], list[Conversation]]
 
 
 @dataclass
-class Skipped:
-    """Counts the skipped items of an input, and keeps the reasons.
+class LogReader:
+    """Iterates over conversations, each with the name of its file.
 
     Attributes:
-        items: Plural name of the counted items.
-        path: Path of the file, with which reasons begin.
-        strict: Whether a skipped item is an error.
-        used: Number of items that were not skipped.
-        number: Number of skipped items.
-        other_kind: Number of records that are not calls of a model, which are not skipped items.
-        first_of_other_kind: The message of the first of them.
-        reasons: By reason, the first message, with file and line, and the number of items.
+        paths: Files and folders; `STDIN`; none: sources of Python's standard library.
+        map: The option `--map`: a mapping, or the name of a preset.
+        limit: Maximum number of conversations per file.
+        strict: Whether a record that cannot be read is an error; otherwise it is skipped.
+        salt_field: JMESPath of the record's salt; a record without it is skipped.
+        other_notes: Notes of the command, which `list_notes` adds.
     """
 
-    items: str
-    path: str = ""
+    paths: Sequence[str | PathLike[str]]
+    map: str | None = None
+    limit: int | None = None
     strict: bool = False
-    used: int = 0
-    number: int = 0
-    other_kind: int = 0
-    first_of_other_kind: str = ""
-    reasons: dict[str, tuple[str, int]] = field(default_factory=dict)
+    salt_field: str | None = None
+    other_notes: list[str] = field(default_factory=list)
+    _num_used: int = 0
+    _num_other: int = 0
+    _num_batch_rows: int = 0
+    _reasons: Counter[str] = field(default_factory=Counter)
+    _first_of_reason: dict[str, str] = field(default_factory=dict)
+    _unread_files: list[str] = field(default_factory=list)
+    _rows: dict[str, list[Row]] = field(default_factory=dict)
+    _batch: dict[str, list[Row]] = field(default_factory=dict)
 
-    def add(self, error: InputError, count: int = 1) -> None:
-        """Counts skipped items with the same reason; raises their error if `strict`."""
+    def __iter__(self) -> Iterator[tuple[str, Conversation]]:
+        """Yields the conversations.
+
+        Raises:
+            InputError: A path cannot be read or has no conversation, or more than half of all
+                records cannot be read.
+        """
+        if not self.paths:
+            for conversation in list_demo_conversations():
+                yield DEMO_NAME, conversation
+            return
+        mapping = parse_map(self.map) if self.map else None
+        self._salt = parse_map(f"prompt={self.salt_field}")["messages"] if self.salt_field else None
+        roots = [Path(path) for path in self.paths]
+        files = [(file, file is not root) for root in roots for file in find_files(root)]
+        size = sum(file.stat().st_size for file, _ in files if file.is_file())
+        with make_bar("read", size, "B") as bar:
+            for file, is_in_folder in files:
+                yield from self._read_file(file, is_in_folder, mapping, bar.update)
+        # The requests and the results of a batch may be in two files.
+        for conversation in self._join(self._batch, join_batch):
+            yield "batch", conversation
+        num_skipped = sum(self._reasons.values())
+        if num_skipped > self._num_used or not self._num_used:
+            first = [*self._first_of_reason.values(), *self._unread_files, "no conversation"][0]
+            raise RecordError(f"{first}; {num_skipped} of {num_skipped + self._num_used} records")
+
+    def skip(self, error: InputError, count: int = 1) -> None:
+        """Counts records that cannot be used; raises the error if `strict`."""
         if isinstance(error, OtherKindError):
-            self.other_kind += count
-            self.first_of_other_kind = self.first_of_other_kind or str(error)
+            self._num_other += count
             return
         if self.strict:
             raise error
-        self.number += count
-        # Messages begin with file and line, which are not compared: "chat.jsonl:7: not JSON ..."
-        reason = str(error).removeprefix(self.path).partition(": ")[2]
-        message = str(error)
-        if reason not in self.reasons and len(self.reasons) >= _MAX_REASONS:
-            reason = message = "other reasons"
-        message, previous = self.reasons.get(reason, (message, 0))
-        self.reasons[reason] = message, previous + count
+        # A message begins with file and line: "chat.jsonl:7: ...".
+        reason = str(error).partition(": ")[2]
+        self._reasons[reason] += count
+        self._first_of_reason.setdefault(reason, str(error))
 
-    def list_notes(self) -> tuple[str, ...]:
-        """Returns the numbers and the reasons; empty if nothing was skipped.
-
-        Raises:
-            RecordError: More items were skipped than used.
-        """
+    def list_notes(self) -> list[str]:
+        """Returns at most three lines about what was skipped, and the other notes."""
         notes = []
-        if self.other_kind:
-            notes.append(f"{self.other_kind} {self.items} are not calls of a model")
-        if not self.number:
-            return tuple(notes)
-        total = self.number + self.used
-        share = f"{self.number} of {total} {self.items} are skipped ({self.number / total:.1%})"
-        if self.number > self.used:
-            first, _ = next(iter(self.reasons.values()))
-            raise RecordError(f"{first}; {share}, which is more than half")
-        reasons = [
-            f"{message.partition(_FORMAT_NOTE)[0]:.240}{f' ({count}x)' if count > 1 else ''}"
-            for message, count in self.reasons.values()
-        ]
-        return (f"{share}: {'; '.join(reasons)}", *notes)
+        if num_skipped := sum(self._reasons.values()):
+            reasons = [
+                f"{self._first_of_reason[reason]:.300}" + (f" ({count}x)" if count > 1 else "")
+                for reason, count in self._reasons.most_common(2)
+            ]
+            if len(self._reasons) > 2:
+                reasons.append(f"and {len(self._reasons) - 2} other reasons")
+            total = num_skipped + self._num_used
+            notes.append(f"{num_skipped} of {total} records are skipped: {'; '.join(reasons)}")
+        if self._num_other:
+            notes.append(f"{self._num_other} records are not calls of a model")
+        if self._unread_files:
+            others = f"; and {len(self._unread_files) - 1} other files"
+            notes.append(f"not read: {self._unread_files[0]:.300}" + others)
+        return notes + self.other_notes
 
-
-class InputLog(NamedTuple):
-    """An input that was read completely: its short name for tables, and notes about skipped
-    records."""
-
-    name: str
-    notes: tuple[str, ...]
-
-
-@dataclass
-class BatchResult(Generic[Converted]):
-    """The contents of a part of a file.
-
-    Attributes:
-        number: Number of the file.
-        items: Location and conversion of each conversation, rows that are parts of conversations,
-            and the errors of other records, in order.
-        error: The rest of the file cannot be read.
-    """
-
-    number: int
-    items: list[tuple[str, Converted] | Row | InputError] = field(default_factory=list)
-    error: InputError | None = None
-
-
-@dataclass(frozen=True)
-class BatchReader(Generic[Converted]):
-    """Parses a part of a file and converts its conversations, in any process. The error of a
-    conversion is that of the record."""
-
-    options: ReadingOptions
-    scope_field: str | None
-    convert: Callable[[Conversation], Converted]
-
-    def read(self, numbered_batch: tuple[int, Batch]) -> BatchResult[Converted]:
-        """Reads a batch of the file with this number, up to the option `limit`."""
-        number, batch = numbered_batch
-        result: BatchResult[Converted] = BatchResult(number)
-        num_conversations = 0
+    def _read_file(
+        self, file: Path, is_in_folder: bool, mapping: Mapped, advance: Callable[[int], object]
+    ) -> Iterator[tuple[str, Conversation]]:
+        name = "stdin" if file == STDIN else file.name
+        count, parts_before = 0, (self._num_used, self._num_batch_rows)
+        self._rows = {}
         try:
-            for item in convert_batch(batch, self.options.map, self.scope_field):
-                if isinstance(item, (InputError, Row)):
-                    result.items.append(item)
-                    continue
-                try:
-                    result.items.append((item.where, self.convert(item)))
-                except RecordError as error:
-                    result.items.append(error)
-                    continue
-                num_conversations += 1
-                if num_conversations == self.options.limit:
+            for where, value in read_values(file, is_in_folder=is_in_folder, advance=advance):
+                for conversation in self._read_record(value, where, mapping):
+                    yield name, conversation
+                    count += 1
+                if count == self.limit:
                     break
+        except InputError as error:  # the conversations before the damage are used
+            if self.strict or not is_in_folder:
+                raise
+            self._unread_files.append(str(error))
+            return
+        for conversation in self._join(self._rows, join_rows):
+            if count != self.limit:
+                yield name, conversation
+                count += 1
+        if parts_before == (self._num_used, self._num_batch_rows):
+            first = next((e for e in self._first_of_reason.values() if e.startswith(str(file))), "")
+            reason = first or f"{file}: no conversation"
+            if not is_in_folder:
+                raise RecordError(reason)
+            self._unread_files.append(reason)
+
+    def _read_record(
+        self, value: Any, where: str, mapping: Mapped, *, is_nested: bool = False
+    ) -> Sequence[Conversation]:
+        """Returns the conversations of a record. A part of a conversation is kept for `_join`."""
+        try:
+            if isinstance(value, InputError):
+                raise value
+            value = {"messages": value} if isinstance(value, list) else value
+            if not isinstance(value, dict):
+                raise RecordError(f"a record must be an object, got {type(value).__name__}")
+            if mapping is None and ("turns" in value or "completion_token_ids" in value):
+                made: Iterable[Conversation] = [read_turns(value, where)]
+            else:
+                fields = find_fields(value) if mapping is None else evaluate(mapping, value)
+                if "records" in fields and not is_nested:
+                    return self._read_nested(fields["records"], where, mapping)
+                if self._keep_row(Row(where, fields)):
+                    return []
+                if not {"messages", "answer"} & fields.keys():
+                    raise RecordError(describe_unknown(value))
+                made = make_conversations(fields, where)
+            names = [value[key] for key in _SESSION_KEYS if not is_empty(value.get(key))]
+            session = names[0] if names else ""
+            session = session if isinstance(session, str) else json.dumps(session, default=str)
+            salt = self._find_salt(value)
+            conversations = [c._replace(session=session, salt=salt) for c in made]
+        except RecursionError:
+            self.skip(RecordError(f"{where}: nested too deeply"))
+        except OtherKindError as error:
+            self.skip(error)
         except InputError as error:
-            result.error = error
-        return result
+            self.skip(RecordError(f"{where}: {str(error).removeprefix(f'{where}: ')}"))
+        else:
+            self._num_used += 1
+            return conversations
+        return []
 
+    def _read_nested(self, records: Any, where: str, mapping: Mapped) -> list[Conversation]:
+        inner = {k: v for k, v in (mapping or {}).items() if k != "records"} or None
+        conversations: list[Conversation] = []
+        for i, item in enumerate(check_list(records or [], "records")):
+            conversations += self._read_record(item, f"{where}[{i}]", inner, is_nested=True)
+        return conversations
 
-def read_logs(
-    paths: Sequence[str | PathLike[str]],
-    options: ReadingOptions,
-    receive: Callable[[int, Converted], None],
-    *,
-    convert: Callable[[Conversation], Converted],
-    scope_field: str | None = None,
-    progress: ShowProgress = ignore_progress,
-) -> tuple[list[InputLog], list[str]]:
-    """Reads all conversations of files and folders; without a path, the standard library's sources.
+    def _keep_row(self, row: Row) -> bool:
+        """Returns whether a record is a part of a conversation, and keeps it."""
+        is_message = "conversation" in row.fields
+        if not is_message and (
+            "custom_id" not in row.fields or {"messages", "answer"} <= row.fields.keys()
+        ):
+            return False
+        if self._salt is not None:
+            raise RecordError("the salt of a part of a conversation cannot be read")
+        key = row.fields["conversation" if is_message else "custom_id"]
+        if is_empty(key):
+            raise RecordError("the row names no conversation")
+        rows = self._rows if is_message else self._batch
+        self._num_batch_rows += not is_message
+        rows.setdefault(json.dumps(key, default=str), []).append(row)
+        return True
 
-    Records that are not conversations are skipped. With several jobs, this process reads the lines
-    of the files, and others parse and convert them. The result does not depend on their number.
-
-    Args:
-        paths: Files and folders, also URLs of remote storage.
-        options: Options for reading.
-        receive: Called with the number of the input and each of its conversations, converted.
-        convert: Converts a conversation. It is pickled if there are several jobs.
-        scope_field: Field of each record that contains the scope; dots separate nested keys.
-        progress: Called after each conversation.
-
-    Returns:
-        The inputs, and notes on files of folders that are not read.
-
-    Raises:
-        InputError: A file or folder is missing, not readable or empty, or more than half of the
-            records of a file are not conversations.
-    """
-    if options.jobs is not None and options.jobs < 1:
-        raise InputError(f"jobs: expected at least 1, got {options.jobs}")
-    if not paths:
-        for option, value in (("scope_field", scope_field), ("shard", options.shard)):
-            if value is not None:
-                raise InputError(f"{option}: expected none for the standard library's sources")
-        conversations, missing = stdlib_conversations(options.limit)
-        for conversation in conversations:
-            receive(0, convert(conversation))
-        note = f"{len(missing)} modules are not installed: {' '.join(missing)}"
-        return [InputLog(STDLIB_NAME, (note,) if missing else ())], []
-    roots = [make_path(path) for path in paths]
-    all_files = [(file, file is not root) for root in roots for file in find_files(root)]
-    parse_map(options.map)  # checks the option before any work
-    name_counts = Counter(_shorten(file) for file, _ in all_files)
-    files = select_shard(all_files, options.shard)
-    num_read = [0] * len(files)
-
-    def read_numbered_batches() -> Iterator[tuple[int, Batch]]:
-        for number, (file, is_in_folder) in enumerate(files):
-            for batch in read_batches(file, is_in_folder=is_in_folder):
-                yield number, batch
-                if num_read[number] == options.limit:
-                    break
-
-    inputs: list[InputLog] = []
-    omitted: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    reader = BatchReader(options, scope_field, convert)
-    batches = read_numbered_batches()
-    with closing(map_in_order(reader.read, batches, options.jobs or 1)) as all_results:
-        for number, results in groupby(all_results, key=lambda result: result.number):
-            file, is_in_folder = files[number]
-            # Files of the same name in different folders get different names in tables.
-            name = str(file) if name_counts[_shorten(file)] > 1 else _shorten(file)
-            skipped = Skipped("records", str(file), options.strict)
+    def _join(self, groups: Mapping[str, list[Row]], join: Join) -> Iterator[Conversation]:
+        """Yields the conversations of rows."""
+        for key, rows in groups.items():
             try:
-                for item in islice(_iter_items(results, convert, skipped), options.limit):
-                    num_read[number] += 1
-                    progress(Progress(name, "read", num_read[number], 0))
-                    receive(len(inputs), item)
-                notes = skipped.list_notes()
-                if not skipped.used:
-                    empty = f"{file}: empty, no conversation in this file"
-                    raise RecordError(skipped.first_of_other_kind or empty)
+                conversations = join(rows)
             except RecordError as error:
-                if options.strict or not is_in_folder or skipped.used:
-                    raise  # a file found in a folder is left out only if it has no conversation
-                omitted[_get_kind(file)][str(file)] = str(error).partition(_FORMAT_NOTE)[0]
-            else:
-                inputs.append(InputLog(name, notes))
-    notes_on_omitted = [_describe_omitted(kind, reasons) for kind, reasons in omitted.items()]
-    if not inputs and omitted:
-        raise InputError(notes_on_omitted[0])
-    return inputs, notes_on_omitted
+                self.skip(RecordError(f"{rows[0].where}: {error}"), len(rows))
+                continue
+            empty = [r for r in rows if "content" in r.fields and is_empty(r.fields["content"])]
+            self._num_other += len(empty)
+            self._num_used += len(rows) - len(empty)
+            yield from (conversation._replace(session=key) for conversation in conversations)
 
-
-def _describe_omitted(kind: str, reasons: Mapping[str, str]) -> str:
-    """Describes files of a kind that are not read; `reasons` are by file."""
-    shown = [f"{reason:.240}" for reason in list(reasons.values())[:_MAX_REASONS]]
-    others = ", ".join(list(reasons)[_MAX_REASONS:])
-    return f"not read: {len(reasons)} {kind}: {'; '.join(shown)}" + (others and f"; and {others}")
-
-
-def _get_kind(file: LogPath) -> str:
-    """Returns the kind of a file that is not a log."""
-    _, separator, suffix = file.name.rpartition(".")
-    return f"files of the kind .{suffix}" if separator else "files without a suffix"
-
-
-def _iter_items(
-    results: Iterable[BatchResult[Converted]],
-    convert: Callable[[Conversation], Converted],
-    skipped: Skipped,
-) -> Iterator[Converted]:
-    """Yields the conversion of each conversation of a file, and counts the records."""
-    rows: list[Row] = []
-    previous = None
-    for result in results:
-        for item in result.items:
-            if isinstance(item, InputError):
-                skipped.add(item)
-            elif isinstance(item, Row):
-                rows.append(item)
-            else:
-                where, conversation = item
-                skipped.used += where != previous  # a record may have several answers
-                previous = where
-                yield conversation
-        if result.error is not None:
-            raise result.error
-    for num_rows, grouped in group_rows(rows):
-        if isinstance(grouped, InputError):
-            skipped.add(grouped, num_rows)
-            continue
-        try:
-            converted = convert(grouped)
-        except RecordError as error:
-            skipped.add(error, num_rows)
-            continue
-        skipped.used += num_rows
-        yield converted
-
-
-def keep_conversation(conversation: Conversation) -> Conversation:
-    """Returns the conversation; for `read_logs` without a conversion."""
-    return conversation
-
-
-def read_requests(
-    paths: Sequence[str | PathLike[str]],
-    options: ReadingOptions,
-    tokenization: Tokenization,
-    receive: Callable[[int, TokenizedConversation], None],
-    *,
-    scope_field: str | None = None,
-    progress: ShowProgress = ignore_progress,
-) -> tuple[list[InputLog], list[str]]:
-    """Reads conversations as `read_logs` does, and tokenizes them.
-
-    If a conversation has text, `tokenization` is loaded afterwards.
-    """
-
-    def receive_tokenized(number: int, conversation: TokenizedConversation) -> None:
-        if conversation.has_text:
-            tokenization.load()
-        receive(number, conversation)
-
-    return read_logs(
-        paths,
-        options,
-        receive_tokenized,
-        convert=tokenization.tokenize,
-        scope_field=scope_field,
-        progress=progress,
-    )
-
-
-def _shorten(file: LogPath) -> str:
-    if file == STDIN:
-        return "stdin"
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        if file.name.endswith(suffix):
-            return file.name[: -len(suffix)]
-    return file.name
+    def _find_salt(self, record: Any) -> str | None:
+        """Returns the record's salt. A record without it is an error: its text would be shared."""
+        if self._salt is None:
+            return None
+        salt = self._salt(record)
+        if not isinstance(salt, str) or not salt:
+            raise RecordError(f'the salt field "{self.salt_field}" is not a text')
+        return salt

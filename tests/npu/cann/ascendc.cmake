@@ -1,14 +1,10 @@
 # Replaces the CMake file with which CANN builds kernels. Defines the functions that our build calls, and checks the same
-# requirements. The built libraries run the operators' CPU kernels (kernels.cpp).
+# requirements. The built binary runs the operators' CPU kernels (kernels.cpp).
 foreach(variable ASCEND_CANN_PACKAGE_PATH RUN_MODE SOC_VERSION)
   if(NOT DEFINED ${variable} OR "${${variable}}" STREQUAL "")
     message(FATAL_ERROR "${variable} is not set")
   endif()
 endforeach()
-# For host code in the kernels' sources, CANN links a second time, and reads link.txt.
-if(NOT ASCEND_KERNEL_LAUNCH_ONLY AND NOT CMAKE_GENERATOR MATCHES "Makefiles")
-  message(FATAL_ERROR "ASCEND_KERNEL_LAUNCH_ONLY is not set: link.txt file does not exist")
-endif()
 if(NOT EXISTS "${ASCEND_CANN_PACKAGE_PATH}/lib64")
   message(FATAL_ERROR "ASCEND_CANN_PACKAGE_PATH=${ASCEND_CANN_PACKAGE_PATH} is not CANN")
 endif()
@@ -19,8 +15,9 @@ endif()
 set(STAND_IN "${CMAKE_CURRENT_LIST_DIR}")
 set(CMAKE_SKIP_RPATH TRUE)  # also set in the scope that includes this file, as by the real file
 
-# Adds a library with one entry point per kernel, which the macro `entry` (kernels.cpp) defines.
-function(stand_in_library target entry)
+# Builds the kernels' binary, here a shared library with one entry point per kernel (kernels.cpp). Like the real function,
+# writes the binary below the prefix.
+function(ascendc_fatbin_library target)
   set(entries "")
   foreach(source ${ARGN})
     file(READ "${source}" text)
@@ -36,7 +33,7 @@ function(stand_in_library target entry)
       if(in_place)  # the operator's name has an underscore at its end
         string(APPEND op "_")
       endif()
-      string(APPEND entries "${entry}(${op}, ngram_npu_${kernel})\n")
+      string(APPEND entries "STAND_IN_KERNEL(${op}, ngram_npu_${kernel})\n")
     endforeach()
   endforeach()
   file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/${target}/entries.inc" "${entries}")
@@ -45,21 +42,6 @@ function(stand_in_library target entry)
   target_link_directories(${target} PRIVATE "${ASCEND_CANN_PACKAGE_PATH}/lib64")
   target_link_libraries(${target} PRIVATE ascendcl ngram_npu_cpu)
   set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET default BUILD_RPATH "${ASCEND_CANN_PACKAGE_PATH}/lib64")
-endfunction()
-
-function(ascendc_library target type)
-  if(NOT type STREQUAL SHARED)
-    message(FATAL_ERROR "ascendc_library: SHARED expected, got ${type}")
-  endif()
-  stand_in_library(${target} STAND_IN_STUB ${ARGN})
-  target_compile_definitions(${target} PRIVATE STAND_IN_STUBS)
-  # Like the real function, installs to lib64 (as on openEuler), which a wheel must not contain.
-  install(TARGETS ${target} LIBRARY DESTINATION lib64)
-endfunction()
-
-# Builds the kernels' binary, here a shared library. Like the real function, writes the binary below the prefix.
-function(ascendc_fatbin_library target)
-  stand_in_library(${target} STAND_IN_KERNEL ${ARGN})
   set(out "${CMAKE_INSTALL_PREFIX}/fatbin/${target}")
   add_custom_target(${target}_fatbin_obj ALL COMMAND ${CMAKE_COMMAND} -E make_directory "${out}"
                     COMMAND ${CMAKE_COMMAND} -E copy "$<TARGET_FILE:${target}>" "${out}/${target}.o")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -375,7 +376,7 @@ CORRECT_SPEC_STATE = OpSpec(
             r"batch <= 3 \(size of num_tokens, because row_indices is None\), got 4",
             "prev_positions",
         ),
-        BATCH_LARGER_THAN_TABLE,
+        replace(BATCH_LARGER_THAN_TABLE, named="prev_positions"),
     ),
     sizes=tuple(_make_state_sizes()),
     not_randomized=frozenset({"query_start_loc"}),

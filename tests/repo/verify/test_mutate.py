@@ -1,5 +1,5 @@
 """Tests that tools/mutate.py changes code but neither comments nor strings, and reports survivors,
-and that tools/fuzz.py and tools/engines.py report failures."""
+and that tools/fuzz.py reports failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools import engines, fuzz, mutate
+from tools import fuzz, mutate
 
 PYTHON = '''"""a + b"""
 def total(a, b):
@@ -101,26 +101,3 @@ def test_fuzz_run_fails_on_fault_or_event_that_never_occurred(
     status: int, output: str, expected: list[str]
 ) -> None:
     assert fuzz.find_problems(status, output) == expected
-
-
-ENGINE_TESTS = """
-test_v2_engine a[async-scan] passed
-test_v2_engine a[sync-scan] failure
-test_v2_engine b[sync-index] passed
-test_v2_ranks c[async-index] skipped
-test_v2_store d error
-test_beside_engine a[draft-sync] passed
-"""
-
-
-def test_summarize_tests_counts_engine_tests_by_method(tmp_path: Path) -> None:
-    test_format = '<testcase classname="engine_v2.{}" name="{}"><{}/></testcase>'
-    text = "".join(test_format.format(*line.split()) for line in ENGINE_TESTS.strip().splitlines())
-    file = tmp_path / "results.xml"
-    file.write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
-    assert [[*entry.values()] for entry in engines.summarize_tests(file, "v2")] == [
-        ["v2", "beside draft_model", "1 passed", []],
-        ["v2", "ngram", "1 passed, 1 failed", ["test_v2_engine::a[sync-scan]"]],
-        ["v2", "ngram_gpu", "1 passed", []],
-        ["v2", "store", "0 passed, 1 failed", ["test_v2_store::d"]],
-    ]

@@ -50,6 +50,7 @@ void Core::begin_block(const GlobalMemory* gm, int32_t block, uint32_t ub_bytes,
   for (auto& flags : flags_) std::fill(std::begin(flags), std::end(flags), Flag());
   std::fill_n(used_event_ids_, kNumEvents, uint8_t{0});
   atomic_dtype_ = kNoType;
+  unreserved_flag_ = nullptr;
   model_ = model;
   std::fill_n(times_, kNumPipes, 0.0);
   cost = Cost();
@@ -132,6 +133,10 @@ void Core::issue(Pipe pipe, const char* call_name) {
   constexpr uint64_t kMaxInstructions = 20'000'000;  // fifty times the number for the largest batch of the tests
   NGRAM_TWIN_CHECK(++num_instructions_ < kMaxInstructions, "block %d: %s: the kernel does not seem to end", block_,
                    call_name);
+  NGRAM_TWIN_CHECK(unreserved_flag_ == nullptr,
+                   "block %d: %s: between SetFlag and WaitFlag of an ID that is not allocated: FetchEventID does not "
+                   "reserve IDs",
+                   block_, call_name);
   pipe_ = pipe;
   call_name_ = call_name;
   if (pipe == kS) {
@@ -271,6 +276,15 @@ void Core::release_event(int event, int id) {
   used_event_ids_[event] = static_cast<uint8_t>(used_event_ids_[event] & ~(1 << id));
 }
 
+void Core::check_and_release_event(int event, int id) {
+  NGRAM_TWIN_CHECK(id >= 0 && id < kNumEventIds && (used_event_ids_[event] >> id & 1) != 0,
+                   "block %d: ReleaseEventID<%s_%s>(%d): not allocated", block_, kPipeNames[event / kNumPipes],
+                   kPipeNames[event % kNumPipes], id);
+  NGRAM_TWIN_CHECK(!flags_[event][id].is_set, "block %d: ReleaseEventID<%s_%s>(%d): set, and not waited for", block_,
+                   kPipeNames[event / kNumPipes], kPipeNames[event % kNumPipes], id);
+  release_event(event, id);
+}
+
 void Core::set_flag(int event, int id) {
   NGRAM_TWIN_CHECK(id >= 0 && id < kNumEventIds, "block %d: SetFlag<%s_%s>(%d): the IDs are 0 to %d", block_,
                    kPipeNames[event / kNumPipes], kPipeNames[event % kNumPipes], id, kNumEventIds - 1);
@@ -280,6 +294,7 @@ void Core::set_flag(int event, int id) {
   ++cost[kSyncs];
   const auto pipe = static_cast<Pipe>(event / kNumPipes);
   issue(pipe, "SetFlag");
+  if ((used_event_ids_[event] >> id & 1) == 0) unreserved_flag_ = &flag;
   flag.is_set = true;
   std::copy_n(complete_ticks_[pipe], static_cast<size_t>(kNumPipes), flag.complete_ticks);
   flag.time = times_[pipe] + model_.sync + (pipe == kMte2 || pipe == kMte3 ? model_.copy_latency : 0);
@@ -290,6 +305,7 @@ void Core::wait_flag(int event, int id) {
                    "block %d: WaitFlag<%s_%s>(%d): never set, the core would hang", block_,
                    kPipeNames[event / kNumPipes], kPipeNames[event % kNumPipes], id);
   Flag& flag = flags_[event][id];
+  if (unreserved_flag_ == &flag) unreserved_flag_ = nullptr;
   ++cost[kSyncs];
   times_[kS] += model_.issue;
   flag.is_set = false;

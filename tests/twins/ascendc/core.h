@@ -25,7 +25,7 @@ namespace ngram_npu::twin {
 enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kNumPipes = 4 };
 
 // The model's cost of each operation, in cycles of the vector core's clock unless stated otherwise. By default all
-// costs are 0. tools/bench/ops/ascendc_model.py sets the costs and names their sources.
+// costs are 0. tools/npu/lookup_costs.py sets the costs and names their sources.
 struct CostModel {
   double copy_bytes_per_cycle = 1e9;  // of one core
   double gm_bytes_per_cycle = 1e9;    // of all cores of a launch together
@@ -157,6 +157,8 @@ class Core {
   int alloc_event(int event);
   int fetch_event(int event) const;
   void release_event(int event, int id);
+  // Like release_event(), for a kernel's call. Throws if the ID is not allocated or its flag is set.
+  void check_and_release_event(int event, int id);
   void set_flag(int event, int id);
   void wait_flag(int event, int id);
 
@@ -191,7 +193,9 @@ class Core {
   // [a][b]: the instructions of pipe b up to this tick are complete when the next instruction of pipe a begins.
   uint32_t complete_ticks_[kNumPipes][kNumPipes] = {};
   Flag flags_[kNumEvents][8];
-  uint8_t used_event_ids_[kNumEvents] = {};  // one bit per ID
+  uint8_t used_event_ids_[kNumEvents] = {};  // one bit per allocated ID
+  // The flag that the last instruction set with an ID that is not allocated; null: none.
+  const Flag* unreserved_flag_ = nullptr;
   uint32_t atomic_dtype_ = kNoType;
 
   CostModel model_;

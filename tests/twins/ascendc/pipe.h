@@ -258,6 +258,15 @@ class TPipe {
     return true;
   }
 
+  // Reserves an ID until ReleaseEventID().
+  template <HardEvent event>
+  TEventID AllocEventID() {
+    return static_cast<TEventID>(Core::current().alloc_event(static_cast<int>(event)));
+  }
+  template <HardEvent event>
+  void ReleaseEventID(TEventID id) {
+    Core::current().check_and_release_event(static_cast<int>(event), id);
+  }
   TEventID FetchEventID(HardEvent event) {
     return static_cast<TEventID>(Core::current().fetch_event(static_cast<int>(event)));
   }

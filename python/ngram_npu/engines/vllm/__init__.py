@@ -4,6 +4,6 @@
 "model": "ngram_npu.engines.vllm.NgramProposer", ...}``
 """
 
-from ngram_npu.engines.vllm.v1_sync import NgramProposer
+from ngram_npu.engines.vllm.v1 import NgramProposer
 
 __all__ = ["NgramProposer"]

@@ -16,10 +16,8 @@ from typing import Any
 from ngram_npu.draft_acceptance import AcceptanceSampler
 from ngram_npu.draft_length import MAX_BATCH_DIFFERENCE, Change, DraftLengthController
 from ngram_npu.engines.vllm.metrics import DraftLengthMetrics
-from ngram_npu.engines.vllm.options import Options, find_method, read_k_option, read_options
+from ngram_npu.engines.vllm.options import Options, read_k_option
 from ngram_npu.engines.vllm.patching import (
-    SCHEDULER,
-    find_argument,
     format_error,
     logger,
     run_after_import,
@@ -27,8 +25,6 @@ from ngram_npu.engines.vllm.patching import (
 )
 
 GRAPHS_MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
-ATTRIBUTE = "ngram_npu_auto_k"
-"""Attribute of a scheduler that holds its :class:`StepObserver`."""
 SAMPLE_STEPS = 8
 """Number of steps between two samples of the requests' text."""
 
@@ -119,7 +115,7 @@ class StepObserver:
     ) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._metrics = DraftLengthMetrics(scheduler.vllm_config)
-        k, max_num_seqs, times = options.ngram.k, options.max_num_seqs, options.step_times
+        k, max_num_seqs = options.ngram.k, options.max_num_seqs
         lengths = choose_lengths(k, max_num_seqs)
         graphs = scheduler.vllm_config.compilation_config
         sizes = graphs.cudagraph_capture_sizes if graphs.cudagraph_mode else None
@@ -128,11 +124,10 @@ class StepObserver:
             max_num_seqs,
             table=scheduler.dynamic_sd_lookup,
             is_allowed=make_graph_check(lengths, max_num_seqs, sizes or ()),
-            relative_times=None if times is None else times.make_relative_times(lengths),
             on_change=self._report_change,
         )
         self._sampler: AcceptanceSampler | None = None
-        if not (options.has_store or options.beside):
+        if not (options.store or options.beside):
             self._sampler = AcceptanceSampler(
                 options.ngram, lengths, options.max_model_len, self.controller.acceptance
             )
@@ -237,17 +232,8 @@ class StepObserver:
 
 
 def install() -> None:
-    """Wraps vLLM's scheduler and its choice of graphs, now or when vLLM imports them. May be called
-    again."""
-    run_after_import(SCHEDULER, _wrap_scheduler)
+    """Wraps vLLM's choice of graphs, now or when vLLM imports it. May be called again."""
     run_after_import(GRAPHS_MODULE, _wrap_graph_manager)
-
-
-def _wrap_scheduler(module: Any) -> None:
-    scheduler = getattr(module, "Scheduler", None)
-    wrap_function(scheduler, "__init__", _init)
-    wrap_function(scheduler, "schedule", _schedule)
-    wrap_function(scheduler, "update_from_output", _update_from_output)
 
 
 def _wrap_graph_manager(module: Any) -> None:
@@ -291,12 +277,11 @@ def add_candidates(candidates: dict[tuple[int, int], list[Any]], graphs: Sequenc
         usable_graphs[:0] = [g for g in smallest_graphs.values() if g not in usable_graphs]
 
 
-def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    stock(scheduler, *args, **kwargs)
+def make_observer(scheduler: Any, options: Options) -> StepObserver | None:
+    """Returns the observer of a scheduler; None without ``k="auto"``, or if it has no effect."""
+    if options.k != "auto":
+        return None
     vllm_config = scheduler.vllm_config
-    method = find_method(vllm_config)
-    if method is None or not read_k_option(vllm_config):
-        return
     table = getattr(scheduler, "dynamic_sd_lookup", None)
     parallel = vllm_config.parallel_config
     reason = "" if table else "without vLLM's table of draft lengths"
@@ -308,43 +293,16 @@ def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         )
         if table:
             table[1:] = [vllm_config.speculative_config.num_speculative_tokens] * (len(table) - 1)
-        return
-    options = read_options(vllm_config, method)
+        return None
     try:
-        setattr(scheduler, ATTRIBUTE, StepObserver(scheduler, options))
+        return StepObserver(scheduler, options)
     except Exception as error:
-        _turn_off(scheduler, error)
+        turn_off(scheduler, error)
+        return None
 
 
-def _schedule(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    output = stock(scheduler, *args, **kwargs)
-    _call_observer(scheduler, lambda observer: observer.observe_schedule(output))
-    return output
-
-
-def _update_from_output(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    def observe(observer: StepObserver) -> None:
-        output = find_argument(args, kwargs, 0, "scheduler_output")
-        results = find_argument(args, kwargs, 1, "model_runner_output")
-        observer.observe_update(output, results.sampled_token_ids)
-
-    _call_observer(scheduler, observe)
-    return stock(scheduler, *args, **kwargs)
-
-
-def _call_observer(scheduler: Any, call: Callable[[StepObserver], None]) -> None:
-    """Calls a function with the observer. An error turns off k='auto', but not the engine."""
-    observer = getattr(scheduler, ATTRIBUTE, None)
-    if observer is None:
-        return
-    try:
-        call(observer)
-    except Exception as error:
-        _turn_off(scheduler, error)
-
-
-def _turn_off(scheduler: Any, error: Exception) -> None:
-    setattr(scheduler, ATTRIBUTE, None)
+def turn_off(scheduler: Any, error: Exception) -> None:
+    """Makes a scheduler draft nothing, because its observer failed."""
     table = scheduler.dynamic_sd_lookup
     table[:] = [0] * len(table)
     logger.error("ngram_npu: k='auto' is off, no tokens are drafted: %s", format_error(error))

@@ -24,7 +24,7 @@ from ngram_npu.engines.vllm.options import engine_index
 from ngram_npu.engines.vllm.patching import format_error, logger
 
 if TYPE_CHECKING:
-    from ngram_npu.engines.vllm.sharing import SharedStore
+    from ngram_npu.engines.vllm.shared_store import SharedStore
 
 FOLDER_VARIABLE = "NGRAM_NPU_METRICS_FOLDER"
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -42,12 +42,6 @@ _FEED_COUNTERS = {
 _FEED_GAUGES = {
     "publishers": "Publishers that are connected.",
     "age_seconds": "Age of the oldest text that waits for a step.",
-}
-_STORE_COUNTERS = {
-    "tokens_inserted": "Tokens that were stored.",
-    "entries_evicted": "Entries overwritten while their text was still in the store.",
-    "blocks_lost": "Blocks reused while their request was still writing to them.",
-    "calls_skipped": "Steps that left out the store because another call was using it.",
 }
 # A metric can be registered only once per process, but a process may start several engines.
 _registered_metrics: dict[str, Any] = {}
@@ -172,36 +166,21 @@ class DraftLengthMetrics:
         get_metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
 
 
-class _Totals:
-    """Adds to counters what their totals, which are counted elsewhere, have grown by."""
-
-    def __init__(self, vllm_config: Any, prefix: str, counters: dict[str, str]) -> None:
-        self._prefix, self._counters, self._totals = prefix, counters, dict.fromkeys(counters, 0)
-        self.labels = make_labels(vllm_config)
-
-    def update(self, values: Any) -> None:
-        for name, text in self._counters.items():
-            # A store on a device counts no events. Its metrics do not exist, because 0 would mean
-            # that nothing was lost.
-            if (total := getattr(values, name, None)) is None:
-                continue
-            # The store's counters wrap at 2**32.
-            growth = (total - self._totals[name]) % 2**32
-            get_metric("Counter", f"{self._prefix}_{name}", text, self.labels).inc(growth)
-            self._totals[name] = total
-
-
 class FeedMetrics:
     """Metrics of the text that an engine reads from others (``store_feed``)."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._totals = _Totals(vllm_config, "feed", _FEED_COUNTERS)
+        self._labels, self._totals = make_labels(vllm_config), dict.fromkeys(_FEED_COUNTERS, 0)
 
     def update(self, counters: FeedCounters) -> None:
         """Sets the metrics to the counters of a reader."""
-        self._totals.update(counters)
+        for name, text in _FEED_COUNTERS.items():
+            total = getattr(counters, name)
+            counter = get_metric("Counter", f"feed_{name}", text, self._labels)
+            counter.inc(total - self._totals[name])
+            self._totals[name] = total
         for name, text in _FEED_GAUGES.items():
-            gauge = get_metric("Gauge", f"feed_{name}", text, self._totals.labels)
+            gauge = get_metric("Gauge", f"feed_{name}", text, self._labels)
             gauge.set(getattr(counters, name))
 
 
@@ -209,19 +188,16 @@ class StoreMetrics:
     """Metrics of an engine's store."""
 
     def __init__(self, vllm_config: Any, store: SharedStore) -> None:
-        self._store = store
-        self._totals = _Totals(vllm_config, "store", _STORE_COUNTERS)
+        self._labels, self._store = make_labels(vllm_config), store
 
     def update(self) -> None:
-        contents, labels = self._store.contents, self._totals.labels
-        statistics = contents.statistics
-        self._totals.update(statistics)
+        contents = self._store.contents
         gauges: dict[str, tuple[str, float]] = {
-            "tokens_held": ("Tokens in the store.", statistics.tokens_held),
-            "token_capacity": ("Capacity of the store in tokens.", contents.token_capacity),
+            "tokens_held": ("Tokens in the store.", contents.statistics.tokens_held),
+            "token_capacity": ("Capacity of the store in tokens.", contents.capacity),
         }
         if self._store.path:
             text = "Time since the last save; 0 while the file has all of the store's text."
             gauges["save_age_seconds"] = text, self._store.save_age_s
         for name, (text, value) in gauges.items():
-            get_metric("Gauge", f"store_{name}", text, labels).set(value)
+            get_metric("Gauge", f"store_{name}", text, self._labels).set(value)

@@ -21,14 +21,15 @@ from typing import Any
 
 from ngram_npu import _library
 from ngram_npu.engines.vllm import (
+    ascend,
     auto_k,
-    drafting_switch,
-    request_limits,
+    neural,
     request_scopes,
-    v1_device,
+    scheduler,
+    v1,
     v2,
 )
-from ngram_npu.engines.vllm.feed import delivery, insertion
+from ngram_npu.engines.vllm.feed import insertion
 from ngram_npu.engines.vllm.metrics import serve_engine_metrics
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
@@ -52,7 +53,6 @@ from ngram_npu.engines.vllm.patching import (
     run_after_import,
     wrap_function,
 )
-from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
 CLASS = "NgramProposer"
@@ -82,7 +82,6 @@ def install() -> None:
     refused = f", vLLM is left as it is: this vLLM ({find_installed_version()}) is not supported"
     try:
         request_scopes.install()
-        request_limits.install()
         if importlib.util.find_spec("vllm_ascend") is not None:
             # One of vLLM-Ascend's own drafter classes derives from the stock class, so that stays.
             install_ascend()
@@ -94,9 +93,8 @@ def install() -> None:
             install_v2()
             install_beside()
         run_after_import(CONFIG, _install_option_check)
-        drafting_switch.install()
-        auto_k.install()  # last, so that it observes the step that is executed
-        delivery.install()
+        scheduler.install()
+        auto_k.install()
     except Exception as error:
         log_refusal(refused, f"{MODULE} is not found: {format_error(error)}")
 
@@ -128,7 +126,7 @@ def _replace_sync(module: Any) -> str | None:
     """Returns why nothing was replaced. Empty: replaced now. None: replaced before."""
     is_bound = getattr(sys.modules.get(RUNNER), CLASS, None) is getattr(module, CLASS, None)
     reason = f"{RUNNER} has bound {CLASS} already" if is_bound else ""
-    return replace_attributes(module, {CLASS: StockNgramProposer}, reason)
+    return replace_attributes(module, {CLASS: v1.StockNgramProposer}, reason)
 
 
 def _install_async(runner: ModuleType) -> None:
@@ -142,7 +140,7 @@ def _install_async(runner: ModuleType) -> None:
 
 
 def _replace_async(runner: Any) -> str | None:
-    if getattr(runner, ASYNC_CLASS, None) is v1_device.AsyncNgramProposer:
+    if getattr(runner, ASYNC_CLASS, None) is v1.AsyncNgramProposer:
         return None
     trim: Any = getattr(runner, TRIM_FUNCTION, None)
 
@@ -150,7 +148,7 @@ def _replace_async(runner: Any) -> str | None:
         if num_valid_draft_tokens_event is not None:
             trim(num_valid_draft_tokens_event, *args, **kwargs)
 
-    replacements = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM_FUNCTION: trim_unless_padded}
+    replacements = {ASYNC_CLASS: v1.AsyncNgramProposer, TRIM_FUNCTION: trim_unless_padded}
     copy = getattr(runner, COPY_FUNCTION, None)
     mismatch = find_signature_mismatch(COPY_FUNCTION, copy, _copy_counts)
     return replace_attributes(runner, replacements, mismatch)
@@ -177,7 +175,7 @@ def _install_correction(runner: ModuleType, find_device_type: Any) -> None:
         device_type = find_device_type()
         has_kernel = _library.has_kernel("correct_num_computed_tokens_", device_type)
         reason = "" if has_kernel else f"there is no kernel for {device_type!r}"
-        replacement = v1_device.update_num_computed_tokens_for_batch_change
+        replacement = v1.update_num_computed_tokens_for_batch_change
         return replace_attributes(runner, {CORRECT_FUNCTION: replacement}, reason)
 
     refused = f" for {CORRECTION_LABEL}, which is left as it is"
@@ -229,7 +227,7 @@ def install_request_data(module: Any) -> None:
     add_requests = getattr(runner, "add_requests", None)
     if add_requests is not None and parameter_names(add_requests) == ["self", "scheduler_output"]:
         wrap_function(runner, "add_requests", v2.add_requests)
-        v2.RowLookup.has_request_data = True
+        v2.RowDrafter.has_request_data = True
 
 
 def install_beside() -> None:
@@ -245,9 +243,9 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
 
     def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
         options = read_options(vllm_config, "beside")
-        if options.has_store:
+        if options.store:
             install_request_data(sys.modules.get(V2_RUNNER))
-        return v2.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
+        return neural.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
 
     reason = find_signature_mismatch(V2_FACTORY, stock, attach) or attach(
         vllm_config, *args, **kwargs
@@ -280,7 +278,7 @@ def install_ascend() -> None:
 def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:
     """Replaces the attributes ``names``. The first is the class that the factory creates."""
     factory, drafter, reason = sys.modules[ASCEND_FACTORY], names[0], ""
-    replacements = {name: getattr(v1_device, name) for name in names}
+    replacements = {name: getattr(ascend, name) for name in names}
     if getattr(factory, drafter, None) is not getattr(runner, drafter, None):
         reason = f"{ASCEND_FACTORY} makes another {drafter} than {ASCEND_RUNNER} uses"
     if ASCEND_LAUNCHER in names and not _library.has_kernel("ngram_step_", "npu"):

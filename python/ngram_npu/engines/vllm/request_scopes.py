@@ -16,12 +16,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ngram_npu.engines.vllm.feed.scopes import fold_scope
 from ngram_npu.engines.vllm.options import (
     EXTRA_ARGUMENT,
     EXTRA_ARGUMENTS,
-    K_ARGUMENT,
-    PROMPT_ARGUMENT,
+    REMOVED_ARGUMENTS,
     SECTION,
     exchanges_scopes,
     publishes_text,
@@ -35,8 +33,7 @@ from ngram_npu.engines.vllm.patching import (
     run_after_import,
     wrap_function,
 )
-from ngram_npu.engines.vllm.request_limits import check_limit
-from ngram_npu.store import scope_of
+from ngram_npu.engines.vllm.scopes import fold_scope
 
 INPUT_MODULE = "vllm.v1.engine.input_processor"
 SCHEDULER_OUTPUT_MODULE = "vllm.v1.core.sched.output"
@@ -45,7 +42,10 @@ EXCEPTIONS_MODULE = "vllm.exceptions"
 
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 SALT, ADAPTER = "cache_salt", "LoRA adapter"
-KNOWN_KEYS = (EXTRA_ARGUMENT, PROMPT_ARGUMENT, K_ARGUMENT)
+UNKNOWN_RUNNER = (
+    "ngram_npu: store: expected a runner that passes on the scopes of requests, this vLLM's has "
+    "another GPUModelRunner.{}"
+)
 
 
 class Rules(NamedTuple):
@@ -58,8 +58,6 @@ class Rules(NamedTuple):
     has_store: bool = False
     folds_scope: bool = False
     """Whether a request's scope becomes part of its salt, which KV events contain."""
-    has_prompt_scopes: bool = False
-    """Whether a request may have a second scope."""
 
 
 def install() -> None:
@@ -81,7 +79,6 @@ def _process_inputs(stock: Any, processor: Any, *args: Any, **kwargs: Any) -> An
         setattr(processor, SECTION, make_rules(processor.vllm_config))
     try:
         check_request(request, getattr(processor, SECTION))
-        check_limit(request, processor.vllm_config)
         if getattr(processor, SECTION).folds_scope:
             extra_args = getattr(request.sampling_params, "extra_args", None) or {}
             request.cache_salt = fold_scope(extra_args.get(EXTRA_ARGUMENT), request.cache_salt)
@@ -120,9 +117,6 @@ def make_rules(vllm_config: Any) -> Rules:
         requires_scope=settings.get("scope") == "required",
         has_store=True,
         folds_scope=exchanges_scopes(vllm_config),
-        has_prompt_scopes=in_v2
-        and method != "custom_class"
-        and bool(settings.get("prompt_scopes")),
     )
 
 
@@ -131,22 +125,21 @@ def check_request(request: Any, rules: Rules) -> None:
     property that the rules exclude."""
     extra_args = getattr(request.sampling_params, "extra_args", None) or {}
     for key in extra_args:
-        letters = "".join(filter(str.isalnum, str(key))).lower()
-        if key not in KNOWN_KEYS and letters.startswith("ngramnpu"):
-            known = ", ".join(map(repr, KNOWN_KEYS))
-            raise ValueError(f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {known}")
-    for key in (EXTRA_ARGUMENT, PROMPT_ARGUMENT):
-        if not _is_scope(extra_args.get(key)):
+        if key in REMOVED_ARGUMENTS:
             raise ValueError(
-                f"ngram_npu: {key} in {EXTRA_ARGUMENTS}: expected a string that is not "
-                f"empty or an integer from 0 to 2**62 - 1, got {extra_args[key]!r}"
+                f"ngram_npu: {key} in {EXTRA_ARGUMENTS}: this key was removed: "
+                f"{REMOVED_ARGUMENTS[key]}"
             )
-    scope, prompt_scope = extra_args.get(EXTRA_ARGUMENT), extra_args.get(PROMPT_ARGUMENT)
-    if prompt_scope is not None and not rules.has_prompt_scopes:
+        letters = "".join(filter(str.isalnum, str(key))).lower()
+        if key != EXTRA_ARGUMENT and letters.startswith("ngramnpu"):
+            raise ValueError(
+                f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {EXTRA_ARGUMENT!r}"
+            )
+    scope = extra_args.get(EXTRA_ARGUMENT)
+    if scope is not None and not (isinstance(scope, str) and scope):
         raise ValueError(
-            f"ngram_npu: {PROMPT_ARGUMENT} in {EXTRA_ARGUMENTS}: expected none without the option "
-            "prompt_scopes, which needs the V2 runner and a store in host memory, got "
-            f"{prompt_scope!r}"
+            f"ngram_npu: {EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}: expected a string that is not "
+            f"empty, got {scope!r}"
         )
     if rules.has_store and getattr(request, "resumable", False):
         raise ValueError(
@@ -170,13 +163,6 @@ def check_request(request: Any, rules: Rules) -> None:
             f"ngram_npu: scope='required': expected a cache_salt, a LoRA adapter or "
             f"{EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}, got none of them"
         )
-
-
-def _is_scope(value: Any) -> bool:
-    with contextlib.suppress(TypeError, ValueError):
-        scope_of(value)
-        return bool(value != "")
-    return False
 
 
 def _pass_salts_on(module: Any) -> None:

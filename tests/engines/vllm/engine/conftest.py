@@ -1,7 +1,7 @@
 """Fixtures of the engine tests, which run on the V2 runner if Triton is installed, and otherwise on
 V1's runner.
 
-`make test-vllm` and `make test-vllm-v2` have one environment each. Files named test_v1_* or
+`make test-vllm` has an environment for each runner. Files named test_v1_* or
 test_v2_* need that runner, test_beside_* needs V2, and the other files run on both runners.
 """
 

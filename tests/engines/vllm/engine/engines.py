@@ -22,9 +22,9 @@ vllm_on_cpu.register()  # before modules that import numba
 import pytest  # noqa: E402
 import torch  # noqa: E402
 import toy_drafters  # noqa: E402
-from ngram_npu.config import INDEX_POLICY  # noqa: E402
+from ngram_npu.draft_costs import OWN_DRAFT  # noqa: E402
 from ngram_npu.engines.vllm import plugin, request_scopes  # noqa: E402
-from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE  # noqa: E402
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE  # noqa: E402
 from tiny_model import read_corpus  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
@@ -51,8 +51,9 @@ else:
 Request = tuple[list[int], SamplingParams]
 
 K = 4
-LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-LADDER = {"lookup": "ladder", "min_draft_probability": 0.177}
+LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+VLLM_DRAFTS = {"lookup": "ngram"}
+STORE = {"store": True, "store_tokens": 1 << 16}
 MAX_MODEL_LEN = {"v1": 512, "v2": 256}[RUNNER]
 
 OPTIONS: dict[str, Any] = {
@@ -157,10 +158,11 @@ class Engine:
 
     @property
     def uses_ngram_npu(self) -> bool:
-        # A neural drafter has the attribute if n-grams draft in addition to it.
-        modules = [c.__module__ for c in type(self.drafter).__mro__]
-        is_replaced = any(name.startswith("ngram_npu.") for name in modules)
-        return is_replaced or hasattr(self.drafter, LOOKUP_ATTRIBUTE)
+        return hasattr(self.drafter, ATTRIBUTE)
+
+    @property
+    def store(self) -> Any:
+        return getattr(self.drafter, ATTRIBUTE).shared_store.contents
 
     def generate(self, prompts: list[Any], params: Any, **options: Any) -> list[list[int]]:
         """Returns the token ids of each prompt's output."""
@@ -207,9 +209,7 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
     with pytest.MonkeyPatch.context() as patches:
         for module, name in REPLACED_NAMES:
             patches.setattr(module, name, getattr(module, name))  # restored at the end
-        if RUNNER == "v1":
-            patches.setattr(INDEX_POLICY, "max_scan_tokens", -1)  # the tests have few tokens
-        else:
+        if RUNNER == "v2":
             patches.setattr(torch.cuda, "Event", CountingEvent)
         if method.options is not None and RUNNER == "v1":
             plugin.install()
@@ -235,6 +235,19 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             cleanup_dist_env_and_memory()
 
 
+class StoreDraftCounter:
+    """Counts the drafts of an engine that are from its store."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.count = 0
+        store = engine.store
+        self._propose, store.propose = store.propose, self._propose_and_count
+
+    def _propose_and_count(self, *args: Any, agreement: Any, **kwargs: Any) -> None:
+        self._propose(*args, agreement=agreement, **kwargs)
+        self.count += int((agreement != OWN_DRAFT).sum())
+
+
 class CountingEvent(torch.cuda.Event):  # type: ignore[misc]
     """vLLM's replacement for an event of a device, which counts the waits of the host."""
 
@@ -255,6 +268,16 @@ def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:
     patches.setattr(
         adaptive_verification, "get_varlen_cudagraph_unsupported_backend", lambda *_, **__: None
     )
+
+
+def contains_up_to(tokens: Sequence[int], stored: list[int], max_excess: int) -> bool:
+    """Returns whether tokens contain a stored text without at most ``max_excess`` of its last
+    tokens."""
+    for excess in range(min(max_excess + 1, len(stored))):
+        piece = stored[: len(stored) - excess]
+        if any(tokens[i : i + len(piece)] == piece for i in range(len(tokens) - len(piece) + 1)):
+            return True
+    return False
 
 
 def encode_corpus(model: Path, length: int) -> list[int]:

@@ -105,14 +105,6 @@ def find_start_lines(log: str) -> list[str]:
     return [line for line in log.splitlines() if "drafts for this engine" in line]
 
 
-def make_frequent_save_environment(store: Path) -> dict[str, str]:
-    """Returns the environment of an engine that saves its store in each step."""
-    return {
-        "NGRAM_NPU_VLLM_STORE_FILE": str(store),
-        "NGRAM_NPU_VLLM_STORE_SAVE_MINUTES": "0.0001",
-    }
-
-
 def assert_store_has_tokens(file: Path) -> None:
     store = NgramStore.load(file)
     store.check_integrity()

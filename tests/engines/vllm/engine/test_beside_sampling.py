@@ -10,15 +10,13 @@ import pytest
 import torch
 import v2_runs
 from engines import Engine, encode_corpus, start_engine
-from ops.reference.drafting import LATEST, compute_draft
+from ops.reference import ngram_propose
 from transformers import LlamaForCausalLM
 from vllm import SamplingParams
 
 NUM_REQUESTS, NUM_TOKENS = 80, 10
 NUM_RANKS = 6  # number of most likely tokens that are counted separately
-NGRAM_BOUNDS = (1, 4)  # sampled text rarely repeats two consecutive tokens of the prompt
-BOUNDS = {"prompt_lookup_min": NGRAM_BOUNDS[0], "prompt_lookup_max": NGRAM_BOUNDS[1]}
-METHOD = v2_runs.make_beside_method("draft_model", BOUNDS, draft_sample_method="probabilistic")
+METHOD = v2_runs.make_beside_method("draft_model", draft_sample_method="probabilistic")
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +47,12 @@ def _compute_chi_squared(model: Path, prompt: list[int], texts: list[list[int]])
         with torch.no_grad():
             probs = target(ids).logits[0, len(prompt) - 1 : -1].softmax(-1)
         for position, p in enumerate(probs):
-            draft, _ = compute_draft(
-                prompt + text[:position], *NGRAM_BOUNDS, 1, LATEST, True, 10**9
-            )
+            draft = _draft_token(prompt + text[:position])
             ranks = torch.full((len(p),), NUM_RANKS)
             ranks[p.topk(NUM_RANKS).indices] = torch.arange(NUM_RANKS)
             is_drafted = torch.zeros(len(p), dtype=torch.long)
-            if draft:
-                is_drafted[draft[0]] = 1
+            if draft is not None:
+                is_drafted[draft] = 1
             np.add.at(expected, (is_drafted.numpy(), ranks.numpy()), p.numpy())
             token = text[position]
             observed[int(is_drafted[token]), int(ranks[token])] += 1
@@ -64,10 +60,19 @@ def _compute_chi_squared(model: Path, prompt: list[int], texts: list[list[int]])
     return float(((observed - expected)[is_counted] ** 2 / expected[is_counted]).sum())
 
 
+def _draft_token(tokens: list[int]) -> int | None:
+    """Returns the first token of the n-gram draft; None if there is no draft."""
+    row, length = np.array([tokens], np.int32), np.array([len(tokens)], np.int32)
+    drafts, counts, _ = ngram_propose(row, length, k=1, **v2_runs.AUTO_LOOKUP)
+    return int(drafts[0, 0]) if counts[0] else None
+
+
 def test_sampled_text_has_distribution_of_target(model: Path, engine: Engine) -> None:
     prompt = encode_corpus(model, 2_000)[:120]
     lookup = engine.drafter.ngram_npu
-    lookup._match_costs.zero_()  # prefers n-grams after the neural drafter's first error
+    compute_costs = lookup.costs.compute_costs
+    # Prefers n-grams after the neural drafter's first error.
+    lookup.costs.compute_costs = lambda *args: compute_costs(*args).zero_()
     correct = _compute_chi_squared(model, prompt, _sample_texts(engine, prompt, 0))
     # Makes a fault: replaced drafts keep the neural drafter's logits.
     lookup._make_one_hot = lambda *_: None

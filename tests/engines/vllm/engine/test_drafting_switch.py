@@ -7,20 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import LADDER, RUNNER, Engine, Method, encode_corpus, make_params, start_engine
-from ngram_npu.engines.vllm import drafting_switch
+from engines import (
+    RUNNER,
+    STORE,
+    VLLM_DRAFTS,
+    Engine,
+    Method,
+    encode_corpus,
+    make_params,
+    start_engine,
+)
+from ngram_npu.engines.vllm import scheduler as scheduler_module
 
-STORE = {**LADDER, "store": "live"}
 METHODS = {
     "v1": {
         "custom_class": Method("custom_class", STORE),
-        "padded": Method("ngram_gpu", {"drafts": "padded"}, True),
-        "trimmed": Method("ngram_gpu", {"drafts": "trimmed"}, True),
+        "padded": Method("ngram_gpu", {}, True),
     },
     "v2": {
         "async": Method("ngram_gpu", STORE, True),
-        "sync": Method("ngram", {"engine": "scan"}),
-        "beside": Method("eagle", {"beside": True, "engine": "scan"}, True),
+        "sync": Method("ngram", VLLM_DRAFTS),
+        "beside": Method("eagle", {"beside": True}, True),
     },
 }[RUNNER]
 PERIOD = 7
@@ -29,7 +36,7 @@ PERIOD = 7
 
 @pytest.fixture(autouse=True, scope="module")
 def _install_hooks() -> None:
-    drafting_switch.install()
+    scheduler_module.install()
 
 
 def _generate(engine: Engine, model: Path) -> list[list[int]]:
@@ -48,7 +55,7 @@ def _switch_periodically(engine: Engine) -> list[tuple[bool, int]]:
     def schedule(*args: Any, **kwargs: Any) -> Any:
         enabled = len(steps) // PERIOD % 2 == 0
         if len(steps) % PERIOD == 0:
-            engine.llm.collective_rpc(drafting_switch.METHOD, args=(enabled,))
+            engine.llm.collective_rpc(scheduler_module.METHOD, args=(enabled,))
         output = stock_schedule(*args, **kwargs)
         num_drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         # The first step after a switch still has the drafts of the step before.

@@ -29,7 +29,7 @@ ONLY_V1, ONLY_V2 = (
     pytest.mark.skipif(runner != RUNNER, reason=f"{runner} tests it, see the file's docstring")
     for runner in ("v1", "v2")
 )
-METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]].with_options(store="live")
+METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]]
 SCOPE = "ngram_npu_scope"
 TIMEOUT_S = 120
 MAX_TOKENS = 120
@@ -270,4 +270,4 @@ def test_rank_that_reads_the_feed_itself_ends_its_worker(
     assert all(first == second for first, second in result["rpc_results"])
     assert result["token_ids"] == runs("none").get_token_ids(request_indices)
     statistics = result["rpc_results"][1][0]
-    assert statistics["tokens_inserted"] > sum(map(len, result["token_ids"])) + MAX_TOKENS
+    assert statistics["tokens_held"] > sum(map(len, result["token_ids"])) + MAX_TOKENS

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engines import RUNNER, encode_corpus, make_params, start_engine
+from engines import RUNNER, StoreDraftCounter, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
-from ngram_npu.engines.vllm.sharing import scope_of_request
+from ngram_npu.engines.vllm.scopes import find_scope
 from processes import METHODS
 from transformers import AutoModelForCausalLM
 
-EMBEDS_METHODS = {"v1": ["plugin", "custom_class"], "v2": ["async-scan", "store"]}[RUNNER]
-STORE_METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]].with_options(store="finish")
+EMBEDS_METHODS = {"v1": ["plugin", "custom_class"], "v2": ["async", "store"]}[RUNNER]
+STORE_METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]]
 SALT, SCOPE = {"cache_salt": "a"}, {EXTRA_ARGUMENT: "a"}
 
 
@@ -48,15 +48,16 @@ def test_requests_draft_only_from_text_of_same_salt_and_scope(model: Path) -> No
     prompt = encode_corpus(model, 2_000)[:60]
     draft_counts: list[int] = []
     with start_engine(model, STORE_METHOD) as engine:
-        store = engine.drafter.shared_store.contents
-        # The drafter learns in the next step that a request has finished. So a further request
-        # finishes the text of the last tenant before the second round.
-        for salt, extra_args in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
-            old_count = store.statistics.drafts
+        store, counter = engine.store, StoreDraftCounter(engine)
+        for salt, extra_args in [*tenants, *tenants]:
+            old_count = counter.count
             engine.generate([{"prompt_token_ids": prompt, **salt}], make_params(40, extra_args))
-            draft_counts.append(store.statistics.drafts - old_count)
+            draft_counts.append(counter.count - old_count)
     assert draft_counts[: len(tenants)] == [0] * len(tenants)
     assert min(draft_counts[-len(tenants) :]) > 0
-    scopes = {scope_of_request(None, make_params(40, e), s.get("cache_salt")) for s, e in tenants}
+    scopes = {
+        find_scope(None, make_params(40, e), s.get("cache_salt"), is_exchanged=False)
+        for s, e in tenants
+    }
     assert len(scopes) == len(tenants)
-    assert scopes <= set(store.scopes)
+    assert scopes == set(store.scopes)

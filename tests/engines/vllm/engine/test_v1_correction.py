@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from engines import BatchResult, start_engine
-from ngram_npu.engines.vllm import plugin, v1_device
+from ngram_npu.engines.vllm import plugin, v1
 from torch.utils._python_dispatch import TorchDispatchMode
 from v1_runs import METHODS, make_requests
 from vllm.v1.worker import gpu_model_runner
@@ -80,9 +80,9 @@ def test_corrected_counts_equal_those_of_vllm(
         gpu_model_runner, plugin.CORRECT_FUNCTION, STOCK_FUNCTION
     )  # restored at the end
     result = BatchResult()
-    with start_engine(model, METHODS["trimmed"]) as engine:
+    with start_engine(model, METHODS["padded"]) as engine:
         replacement = getattr(gpu_model_runner, plugin.CORRECT_FUNCTION)
-        assert replacement is v1_device.update_num_computed_tokens_for_batch_change
+        assert replacement is v1.update_num_computed_tokens_for_batch_change
         comparison = Comparison(replacement)
         monkeypatch.setattr(gpu_model_runner, plugin.CORRECT_FUNCTION, comparison)
         engine.serve(make_requests(model), result)

@@ -12,7 +12,7 @@ from feed_publisher import TextCollector, wait_until
 from ngram_npu.engines.vllm.feed import connection
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.engines.vllm.feed.reader import FeedReader
-from ngram_npu.engines.vllm.feed.scopes import compute_scope, fold_scope
+from ngram_npu.engines.vllm.scopes import compute_scope, fold_scope
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
@@ -176,7 +176,7 @@ def test_generated_text_arrives_up_to_the_last_full_block(replicas: Replicas, st
         ("sql", "tenant"),
         (None, fold_scope("docs", None)),
         (None, fold_scope("docs", "tenant")),
-        ("sql", fold_scope(7, "tenant")),
+        ("sql", fold_scope("7", "tenant")),
     ],
 )
 def test_scope_is_that_of_adapter_and_salt(

@@ -155,8 +155,7 @@ def test_metrics_count_drafts_without_folder_for_several_processes(server: Serve
     for file in ("grafana-dashboard.json", "alerts.yaml"):
         assert metrics.keys() >= find_metric_names(file, "vllm:") != set()
     (line,) = find_start_lines(server.log.read_text())
-    assert "(method ngram): prompt_lookup_min=2 prompt_lookup_max=4" in line
-    assert "engine=scan" in line
+    assert "(method ngram): lookup=ngram (n-grams of 2 to 5 tokens, earliest match" in line
     assert "EngineCore" in line  # the engine's own process loaded the plugin
 
 
@@ -185,7 +184,7 @@ def test_misspelled_or_missing_scope_gets_error_400(model: Path, tmp_path: Path)
         server.wait_until_ready()
         for extra_args, message in (
             ({"vllm_xargs": {"ngram_npu_scop": "a"}, **salt}, "unknown key 'ngram_npu_scop' in"),
-            ({"vllm_xargs": {"ngram_npu_scope": -1}}, "ngram_npu_scope in extra_args"),
+            ({"vllm_xargs": {"ngram_npu_scope": 1}}, "ngram_npu_scope in extra_args"),
             ({}, "scope='required': expected a cache_salt"),
         ):
             with pytest.raises(BadRequestError, match=f"ngram_npu: {message}"):

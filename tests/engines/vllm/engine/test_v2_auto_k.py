@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 import vllm.config
-from engines import Engine, Method, encode_corpus, make_params, start_engine
+from engines import STORE, Engine, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm import auto_k, plugin
+from ngram_npu.engines.vllm import scheduler as scheduler_module
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm_graphs import find_largest_batches, has_full_graph, make_graph_manager
 
 METHODS = {
-    "scan": Method("ngram_gpu", {"k": "auto", "lookup": "1-16"}, asynchronous=True),
+    "async": Method("ngram_gpu", {"k": "auto"}, asynchronous=True),
     "synchronous": Method("ngram_gpu", {"k": "auto"}),
-    "index": Method("ngram_gpu", {"k": "auto", "engine": "index"}, asynchronous=True),
-    "store": Method("ngram_gpu", {"k": "auto", "lookup": "auto", "store": "live"}, True),
+    "store": Method("ngram_gpu", {"k": "auto", **STORE}, True),
 }
 
 
@@ -29,6 +29,7 @@ METHODS = {
 def _install_hooks() -> None:
     plugin._install_option_check(vllm.config.vllm)
     auto_k.install()
+    scheduler_module.install()
 
 
 def find_scheduler(engine: Engine) -> Any:
@@ -107,28 +108,32 @@ def test_text_is_equal_when_draft_lengths_change(
 ) -> None:
     with start_engine(model, METHODS[name]) as engine:
         scheduler = find_scheduler(engine)
-        observer = getattr(scheduler, auto_k.ATTRIBUTE)
+        observer = getattr(scheduler, scheduler_module.ATTRIBUTE).observer
         controller = observer.controller = RandomLengths(observer.controller)
         assert controller.lengths == (0, 1, 2, 4)
         texts = _generate_with_aborts(engine, model)
         assert texts == [longer[: len(text)] for longer, text in zip(expected, texts, strict=True)]
         assert [len(text) for text in texts].count(MAX_TOKENS) == NUM_REQUESTS - NUM_ABORTED
         preemptions, num_accepted = engine.read_counters()
-        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "expected no error in the observer"
+        assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
+            "expected no error in the observer"
+        )
     assert controller.verified_lengths == {0, 1, 2, 4}
     assert preemptions > 0
     assert num_accepted > 50
 
 
 def test_controller_chooses_only_its_lengths(model: Path) -> None:
-    with start_engine(model, METHODS["scan"]) as engine:
+    with start_engine(model, METHODS["async"]) as engine:
         scheduler = find_scheduler(engine)
-        observer = getattr(scheduler, auto_k.ATTRIBUTE)
+        observer = getattr(scheduler, scheduler_module.ATTRIBUTE).observer
         assert {*scheduler.dynamic_sd_lookup[1:]} == {0}
         for _ in range(3):
             _generate(engine, model)
             assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 1, 2, 4}
-        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "expected no error in the observer"
+        assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
+            "expected no error in the observer"
+        )
         tokens = observer.controller.acceptance.estimate_tokens_per_step(4)
     assert tokens is not None
     assert 1 < tokens <= 5
@@ -170,6 +175,6 @@ def test_v1_runner_rejects_k_auto(model: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     with (
         pytest.raises(ValueError, match="k: expected only in the V2 runner, got 'auto'"),
-        start_engine(model, METHODS["scan"]),
+        start_engine(model, METHODS["async"]),
     ):
         pass

@@ -28,7 +28,7 @@ def _make_config(rng: random.Random, rows: int, capacity: int) -> Any:
         ),
         max_concurrent_batches=1,
         scheduler_config=SimpleNamespace(max_num_seqs=rows),
-        model_config=SimpleNamespace(max_model_len=capacity),
+        model_config=SimpleNamespace(max_model_len=capacity, get_vocab_size=lambda: 1000),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=1),
     )
 
@@ -79,20 +79,15 @@ def test_drafts_equal_stock_speculator_on_random_states() -> None:
         config = _make_config(rng, rows, capacity)
         k = config.speculative_config.num_speculative_tokens
         state = RequestState(rows, capacity, 64, k, 1000, CPU, use_dense_all_token_ids=True)
-        speculators = []
-        for engine in ("scan", "index"):
-            config.additional_config = {"ngram_npu": {"engine": engine}}
-            speculators.append(NgramSpeculator(config, CPU, state))
+        config.additional_config = {"ngram_npu": {"lookup": "ngram"}}
+        speculator = NgramSpeculator(config, CPU, state)
         _add_requests(rng, state, k)
         batch, num_sampled = _append_sampled(rng, state, k)
         args: list[Any] = [None] * 4 + [num_sampled, None, state.last_sampled_tokens] + [None] * 3
         expected = call_stock(NgramGPUSpeculator(config, CPU, state), state, batch, *args)
-        for speculator in speculators:
-            drafts = speculator.propose(batch, *args)
-            assert drafts.dtype == torch.int64
-            assert torch.equal(drafts, expected), (seed, speculator.index)
-        assert speculator.index is not None
-        speculator.index.check_integrity()
+        drafts = speculator.propose(batch, *args)
+        assert drafts.dtype == torch.int64
+        assert torch.equal(drafts, expected), seed
         newest = state.last_sampled_tokens[batch.idx_mapping]
         num_matched += int(((expected != newest).any(1) & (num_sampled > 0)).sum())
         num_prefilling += int((num_sampled == 0).sum())

@@ -1,8 +1,4 @@
-"""Tests the plugin on the modules of the installed vLLM.
-
-`python -m tools.engines newest --runner v2 -- tests/engines/vllm/engine/test_v2_plugin.py` runs
-this file on the sources of the newest release.
-"""
+"""Tests the plugin on the modules of the installed vLLM."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ from vllm.engine.arg_utils import EngineArgs
 EngineArgs(
     model=sys.argv[1],
     speculative_config={"method": "ngram", "num_speculative_tokens": 4},
-    additional_config={"ngram_npu": {"lokup": "1-16"}},
+    additional_config={"ngram_npu": {"lokup": "auto"}},
 ).create_engine_config()
 """
 
@@ -70,7 +66,7 @@ def test_plugin_replaces_ngram_classes_of_installed_vllm() -> None:
     result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     assert "ngram_npu: enabled for" in process.stderr
     assert "not enabled" not in process.stderr
-    modules = ["v1_sync", "v1_device", "v2"]
+    modules = ["v1", "v1", "v2"]
     assert result["replaced"] == [f"ngram_npu.engines.vllm.{module}" for module in modules]
     assert result["abstract"] == []
     assert result["wrapped"] == [True] * 3

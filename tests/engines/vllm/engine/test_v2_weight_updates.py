@@ -57,7 +57,7 @@ def make_prompts(model: Path) -> list[dict[str, list[int]]]:
 def run_rollouts(engine: Engine, versions: list[Path]) -> Rollouts:
     rollouts = Rollouts()
     prompts = make_prompts(versions[0])
-    has_store = hasattr(engine.drafter, "shared_store")
+    has_store = engine.uses_ngram_npu
     for version, folder in enumerate(versions):
         if version > 0:
             engine.llm.sleep(level=2)
@@ -74,7 +74,7 @@ def run_rollouts(engine: Engine, versions: list[Path]) -> Rollouts:
         rollouts.token_ids.append(engine.generate(prompts, make_params(32)))
         rollouts.num_accepted.append(engine.read_counters()[1] - accepted)
     if has_store:
-        engine.drafter.shared_store.contents.check_integrity()
+        engine.store.check_integrity()
     return rollouts
 
 
@@ -85,18 +85,17 @@ def expected_rollouts(model: Path, versions: list[Path]) -> Iterator[Rollouts]:
         yield run_rollouts(engine, versions)
 
 
-@pytest.mark.parametrize("method", ["store", "device-store"])
 def test_store_across_weight_updates_keeps_text_equal(
-    model: Path, versions: list[Path], expected_rollouts: Rollouts, method: str
+    model: Path, versions: list[Path], expected_rollouts: Rollouts
 ) -> None:
     options = {"worker_extension_cls": STORE_EXTENSION}
-    with start_engine(model, v2_runs.METHODS[method], **options) as engine:
+    with start_engine(model, v2_runs.METHODS["store"], **options) as engine:
         rollouts = run_rollouts(engine, versions)
     assert rollouts.token_ids == expected_rollouts.token_ids
     for i in range(1, NUM_VERSIONS):
         assert rollouts.token_ids[i] != rollouts.token_ids[i - 1], "the weights have changed"
     assert min(rollouts.num_accepted) > 0
-    # A device store may contain the tokens that a step verified after the stop.
+    # The store may contain the tokens that a step verified after the stop.
     max_tokens = sum(len(tokens) + K for tokens in rollouts.token_ids[0])
     for count in rollouts.stored_tokens:
         assert 0 < count <= max_tokens, "text of one version of the weights remains"

@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from engines import (
-    LADDER,
     LOOKUP,
     MAX_MODEL_LEN,
+    STORE,
+    VLLM_DRAFTS,
     BatchResult,
     CountingEvent,
     Engine,
     K,
     Method,
     Request,
+    StoreDraftCounter,
     encode_corpus,
     start_engine,
 )
@@ -26,26 +28,17 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
-INDEX = {**LOOKUP, "engine": "index"}
-STORE_FINISH = {**LADDER, "engine": "auto", "drafts": "padded", "store": "finish", "metrics": True}
-
-
-def make_async_method(drafts: str, engine: str) -> Method:
-    return Method("ngram_gpu", {"drafts": drafts, "engine": engine}, asynchronous=True)
-
-
-# Together, custom_class with the index and plugin with the scan cover both engines.
 METHODS = {
     "none": Method(),
     "ngram": Method("ngram"),
-    "custom_class": Method("custom_class", INDEX),
-    "plugin": Method("ngram", {"engine": "scan"}),
+    "custom_class": Method("custom_class", VLLM_DRAFTS),
+    "plugin": Method("ngram", VLLM_DRAFTS),
     "async_stock": Method("ngram_gpu", asynchronous=True),
-    "padded": make_async_method("padded", "index"),
-    "trimmed": make_async_method("trimmed", "scan"),
-    "ladder": Method("custom_class", LADDER),
-    "store": Method("custom_class", {**LADDER, "store": "live"}),
-    "store_padded": Method("ngram_gpu", STORE_FINISH, asynchronous=True),
+    "padded": Method("ngram_gpu", VLLM_DRAFTS, asynchronous=True),
+    "auto": Method("custom_class", {}),
+    "auto_padded": Method("ngram_gpu", {"metrics": True}, asynchronous=True),
+    "store": Method("custom_class", STORE),
+    "store_padded": Method("ngram_gpu", {**STORE, "metrics": True}, asynchronous=True),
 }
 
 # Engine arguments by sets of requests that share an engine. vLLM's CPU runner (0.32.0) crashes if a
@@ -72,8 +65,11 @@ class Run(BatchResult):
     """Number of rows, over all steps, that sampled no token because they were in prefill."""
     draft_count_waits: int = 0
     """Number of times the host waited for the number of drafts (asynchronous scheduling)."""
-    store: Any = None
-    """Statistics of the store, after its integrity check; they cover all runs of the engine."""
+    stored_texts: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Scope and tokens of each text in the store, after its integrity check; from all runs of the
+    engine."""
+    num_store_drafts: int = 0
+    """Number of drafts from the store in all runs of the engine."""
 
     @property
     def drafts(self) -> list[list[int]]:
@@ -90,6 +86,9 @@ class Recorder:
             engine.runner._num_valid_draft_tokens_event = CountingEvent()
         if engine.drafter is None:
             return
+        self._counter: StoreDraftCounter | None = None
+        if "store" in (method.options or {}):
+            self._counter = StoreDraftCounter(engine)
         config, self._stock = engine.llm.llm_engine.vllm_config, None
         record: Callable[..., Any] = self._record
         if method.asynchronous:
@@ -107,10 +106,11 @@ class Recorder:
         self._run, waits = Run(), CountingEvent.waits
         self._engine.serve(requests, self._run)
         self._run.draft_count_waits = CountingEvent.waits - waits
-        shared = getattr(self._engine.drafter, "shared_store", None)
-        if shared is not None:
-            shared.contents.check_integrity()
-            self._run.store = shared.contents.statistics
+        if self._engine.drafter is not None and self._counter is not None:
+            self._engine.store.check_integrity()
+            texts = self._engine.store.texts()
+            self._run.stored_texts = [(scope, text.tolist()) for scope, text in texts]
+            self._run.num_store_drafts = self._counter.count
         return self._run
 
     def _record(self, *args: Any, **kwargs: Any) -> list[list[int]]:

@@ -3,7 +3,7 @@ speculator's or, with a neural drafter, with the draft that the reference choose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,86 +12,74 @@ from typing import Any
 import numpy as np
 import torch
 from engines import (
-    LADDER,
     MAX_MODEL_LEN,
+    STORE,
+    VLLM_DRAFTS,
     BatchResult,
     CountingEvent,
     Engine,
     K,
     Method,
     Request,
+    StoreDraftCounter,
     encode_corpus,
     start_engine,
 )
-from ngram_npu import StoreStatistics, host_drafting
-from ngram_npu.config import default_match_costs
+from ngram_npu import NgramConfig, StoreStatistics
+from ngram_npu.draft_costs import DraftCosts
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
-from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
-from ngram_npu.store.device_store import DeviceStoreStatistics
-from ops.reference.drafting import LATEST, compute_draft
-from ops.reference.merging import merge_drafts_
+from ops.reference import merge_drafts_, ngram_propose
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
 GRAMMAR = r"( self\.[a-z]+ = [a-z]+\n)+"
-BESIDE_BOUNDS = (2, 9)  # min_n and max_n; the index supports these, too
 NGRAM_SOURCE = 2
 """The number for an n-gram draft in the sources that the merge operator returns."""
-
-
-def make_ngram_method(engine: str, **options: Any) -> Method:
-    return Method("ngram_gpu", {"engine": engine, **options}, asynchronous=True)
+AUTO_LOOKUP: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "overlap": True}
+"""Arguments of the reference for the default lookup."""
 
 
 def make_beside_method(
-    name: str, options: dict[str, Any], *, asynchronous: bool = True, **speculative: Any
+    name: str,
+    options: dict[str, Any] | None = None,
+    *,
+    asynchronous: bool = True,
+    **speculative: Any,
 ) -> Method:
     """Makes a method with a neural drafter and n-gram drafts."""
-    return Method(name, {"beside": True, **options}, asynchronous, speculative)
+    return Method(name, {"beside": True, **(options or {})}, asynchronous, speculative)
 
 
-METRICS_LADDER = {**LADDER, "metrics": True}
-STORE = {**LADDER, "store": "live"}
-DEVICE_STORE = {"lookup": "1-16", "store": "live", "draft_on": "device", "store_tokens": 65536}
-BOUNDS = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), BESIDE_BOUNDS, strict=True))
-SCAN, INDEX = {"engine": "scan", **BOUNDS}, {"engine": "index", **BOUNDS}
+METRICS = {"metrics": True}
 ADAPTIVE = {"enable_adaptive_verification": True}
 
 # vLLM schedules "ngram" synchronously only.
 METHODS = {
     "none": Method(asynchronous=True),
     "stock": Method("ngram_gpu", asynchronous=True),
-    "async-scan": make_ngram_method("scan"),
-    "async-index": make_ngram_method("index", metrics=True),
-    "sync-scan": Method("ngram", {"engine": "scan", "metrics": True}),
-    "sync-index": Method("ngram", {"engine": "index"}),
-    "ladder": Method("ngram_gpu", METRICS_LADDER, asynchronous=True),
-    "ladder-adaptive": Method("ngram_gpu", METRICS_LADDER, True, ADAPTIVE),
-    "store": Method("ngram_gpu", {**STORE, "metrics": True}, asynchronous=True),
-    "store-finish": Method("ngram", {**METRICS_LADDER, "engine": "index", "store": "finish"}),
-    "late-index": make_ngram_method("index"),
-    "late-store": Method("ngram_gpu", {**STORE, "metrics": False}, asynchronous=True),
-    "device-store": Method("ngram_gpu", {**DEVICE_STORE, "metrics": True}, asynchronous=True),
-    "device-store-sync": Method("ngram", DEVICE_STORE),
-    "draft-async": make_beside_method("draft_model", {**SCAN, "metrics": True}),
-    "draft-sync": make_beside_method("draft_model", INDEX, asynchronous=False),
-    "eagle-async": make_beside_method("eagle", {**SCAN, "metrics": True}),
-    "eagle-sync": make_beside_method("eagle", INDEX, asynchronous=False),
+    "async": Method("ngram_gpu", {**VLLM_DRAFTS, **METRICS}, asynchronous=True),
+    "sync": Method("ngram", VLLM_DRAFTS),
+    "auto": Method("ngram_gpu", METRICS, asynchronous=True),
+    "auto-adaptive": Method("ngram_gpu", METRICS, True, ADAPTIVE),
+    "store": Method("ngram_gpu", {**STORE, **METRICS}, asynchronous=True),
+    "store-sync": Method("ngram", STORE),
+    "draft-async": make_beside_method("draft_model", METRICS),
+    "draft-sync": make_beside_method("draft_model", asynchronous=False),
+    "eagle-async": make_beside_method("eagle", METRICS),
+    "eagle-sync": make_beside_method("eagle", asynchronous=False),
     "eagle-small-batches": make_beside_method(
         "eagle",
-        SCAN,
         asynchronous=False,
         # The first batch size, the last batch size, and the number of draft tokens for these.
         num_speculative_tokens_per_batch_size=[[1, 1, 4], [2, 8, 0]],
     ),
-    "mtp": make_beside_method("mtp", SCAN),
-    "adaptive": make_beside_method("draft_model", LADDER, **ADAPTIVE),
+    "mtp": make_beside_method("mtp"),
+    "adaptive": make_beside_method("draft_model", **ADAPTIVE),
     "draft-store": make_beside_method("draft_model", STORE),
     "eagle-store": make_beside_method("eagle", STORE),
-    "draft-device-store": make_beside_method("draft_model", DEVICE_STORE),
 }
-"""In methods "late-*", copies and jobs wait until the runner reads the drafts in its next step."""
 
 REQUEST_COUNTS = {"eagle-small-batches": 8, "mtp": 8}
 """Methods that run fewer requests."""
@@ -112,11 +100,11 @@ class Run(BatchResult):
     waits: int = 0
     """Number of times the host waited for an event."""
     waits_in_propose: int = 0
-    draft_counts: Any = None
-    """[2, K] numbers of verified and of accepted draft tokens by position; None without metrics."""
+    num_counted_drafts: int = 0
+    """Number of drafts in the drafter's statistics; 0 without metrics."""
     not_verified: int = 0
     """Number of draft tokens that vLLM chose not to verify."""
-    store: StoreStatistics | DeviceStoreStatistics | None = None
+    store: StoreStatistics | None = None
     """Statistics of the shared store, after its integrity check."""
     stored_texts: list[tuple[int, list[int]]] = field(default_factory=list)
     """Scope and tokens of each text in the store."""
@@ -126,8 +114,8 @@ class Run(BatchResult):
     """Number of steps with requests that have a grammar."""
     scopes: int = 0
     """Number of scopes with text in the store."""
-    changes_while_pending: int = 0
-    """Number of begins and ends of requests while jobs of the previous step were pending."""
+    num_store_drafts: int = 0
+    """Number of drafts from the store."""
     num_replaced: int = 0
     """Number of rows, over all steps, that got an n-gram draft instead of their neural draft."""
     num_kept: int = 0
@@ -167,36 +155,29 @@ def make_requests(model: Path) -> list[Request]:
     return requests
 
 
-def run_method(model: Path, name: str, count: int = 20, stream: type | None = None) -> Run:
-    """Runs the first `count` requests at once, with a new engine for the named method. `stream` is
-    the class of a stream that delays drafting on the host; "late-*" methods use DelayedStream."""
+def run_method(model: Path, name: str, count: int = 20) -> Run:
+    """Runs the first `count` requests at once, with a new engine for the named method."""
     result, method = Run(), METHODS[name]
     count = min(count, REQUEST_COUNTS.get(name, count))
-    if name.startswith("late-"):
-        stream = stream or DelayedStream
     with start_engine(model, method) as engine:
-        delayed_stream = None if stream is None else stream(engine.runner, result)
         if method.is_adaptive:
             _count_not_verified(engine.runner.adaptive_verification, result)
-        lookup = getattr(engine.drafter, LOOKUP_ATTRIBUTE, None)
-        if lookup is not None:
+        if (method.options or {}).get("beside"):
             _BesideRecorder(engine, method, result)
         elif method.name:
-            _record_drafts(engine, result, delayed_stream)
+            _record_drafts(engine, result)
+        has_store = "store" in (method.options or {})
+        counter = StoreDraftCounter(engine) if has_store else None
         serve_requests(engine, make_requests(model)[:count], result)
-        if delayed_stream is not None:
-            delayed_stream.synchronize()
-        lookup = lookup or engine.drafter
-        if getattr(lookup, "_stats", None) is not None:
-            result.draft_counts = lookup._stats.acceptance.read_and_reset().sum(1)
-        shared = getattr(lookup, "shared_store", None)
-        if shared is not None:
-            shared.contents.check_integrity()
-            result.store = shared.contents.statistics
-            result.scopes = len(shared.contents.scopes)
-            texts = shared.contents.texts()
-            result.stored_texts = [(scope, text.tolist()) for scope, text in texts]
-        del shared, delayed_stream, lookup
+        drafter = getattr(engine.drafter, ATTRIBUTE, None)
+        if drafter is not None and drafter.stats is not None:
+            result.num_counted_drafts = int(drafter.stats._sums["drafts"])
+        if counter is not None:
+            engine.store.check_integrity()
+            result.num_store_drafts, result.store = counter.count, engine.store.statistics
+            result.scopes = len(engine.store.scopes)
+            result.stored_texts = [(scope, text.tolist()) for scope, text in engine.store.texts()]
+        del drafter, counter
     return result
 
 
@@ -205,65 +186,6 @@ def serve_requests(engine: Engine, requests: Sequence[Request], result: Run) -> 
     waits = CountingEvent.waits
     engine.serve(requests, result)
     result.waits = CountingEvent.waits - waits
-
-
-class DelayedStream(host_drafting.SynchronousStream):
-    """Delays copies and jobs until the runner reads the drafts in its next step."""
-
-    def __init__(self, runner: Any, result: Run) -> None:
-        self._tasks: list[Callable[[], object]] = []
-        self._runner = runner
-        host, prepare_inputs = runner.speculator._host, runner.prepare_inputs
-        host._stream = self
-        for name in ("begin", "end"):
-            setattr(host, name, self._count_pending(getattr(host, name), result))
-
-        def synchronize_and_prepare(*args: Any) -> Any:
-            self.synchronize()
-            return prepare_inputs(*args)
-
-        runner.prepare_inputs = synchronize_and_prepare
-
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        self.add_task(lambda: to.copy_(source))
-
-    def run(self, job: int) -> None:
-        self.add_task(lambda: super(DelayedStream, self).run(job))
-
-    def add_task(self, task: Callable[[], object]) -> None:
-        self._tasks.append(task)
-
-    def copy_drafts_to_runner(self, batch: Any, drafts: torch.Tensor) -> None:
-        """Repeats the runner's copies of the drafts, which it made before the drafts existed."""
-        state, handler = self._runner.req_states, self._runner.draft_tokens_handler
-
-        def copy_drafts() -> None:
-            for req_id, row, draft in zip(batch.req_ids, batch.idx_mapping, drafts, strict=True):
-                if state.req_id_to_index.get(req_id) == row:
-                    state.draft_tokens[row] = draft
-            if handler.draft_tokens_np is not None:
-                handler.draft_tokens_np[:] = drafts.numpy()
-
-        self.add_task(copy_drafts)
-
-    @torch.inference_mode()
-    def synchronize(self) -> None:
-        while self._tasks:
-            self._tasks.pop(0)()
-
-    def _count_pending(self, call: Callable[..., Any], result: Run) -> Callable[..., Any]:
-        def count_and_call(*args: Any, **kwargs: Any) -> Any:
-            result.changes_while_pending += bool(self._tasks)
-            return call(*args, **kwargs)
-
-        return count_and_call
-
-
-class UnorderedStream(DelayedStream):
-    """Makes a fault: jobs run before the copies that precede the jobs."""
-
-    def run(self, job: int) -> None:
-        host_drafting.SynchronousStream.run(self, job)
 
 
 def call_stock(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -289,7 +211,7 @@ def _observe_propose(state: Any, num_sampled: torch.Tensor, result: Run) -> Iter
     result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
 
 
-def _record_drafts(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
+def _record_drafts(engine: Engine, result: Run) -> None:
     """Compares the drafts in every step with those of the stock speculator for the same state."""
     speculator, state = engine.drafter, engine.runner.req_states
     stock = NgramGPUSpeculator(engine.llm.llm_engine.vllm_config, engine.runner.device, state)
@@ -305,18 +227,11 @@ def _record_drafts(engine: Engine, result: Run, stream: DelayedStream | None) ->
             drafts = propose(input_batch, *args, **kwargs)
         result.grammars += input_batch.has_structured_output_reqs
 
-        def compare() -> None:
-            rows = zip(input_batch.req_ids, drafts.tolist(), expected.tolist(), strict=True)
-            for name, draft, expected_draft in rows:
-                result.drafts.append((name.partition("-")[0], draft))  # without random digits
-                if draft != expected_draft:
-                    result.mismatches.append(f"{name}: {draft} instead of {expected_draft}")
-
-        if stream is None:
-            compare()
-        else:
-            stream.add_task(compare)
-            stream.copy_drafts_to_runner(input_batch, drafts)
+        rows = zip(input_batch.req_ids, drafts.tolist(), expected.tolist(), strict=True)
+        for name, draft, expected_draft in rows:
+            result.drafts.append((name.partition("-")[0], draft))  # without random digits
+            if draft != expected_draft:
+                result.mismatches.append(f"{name}: {draft} instead of {expected_draft}")
         return drafts
 
     speculator.propose = propose_and_record
@@ -330,7 +245,7 @@ class _BesideRecorder:
         runner = engine.runner
         self._state, self._result = runner.req_states, result
         lookup = runner.speculator.ngram_npu
-        self._compares_drafts = (method.options or {}).get("lookup") is None
+        self._compares_drafts = "store" not in (method.options or {}) and not method.is_adaptive
         self._acceptance = np.zeros_like(lookup.neural_acceptance.numpy())
         # By row of the runner's state: whether the last step replaced the neural draft.
         self._is_replaced = torch.zeros(len(self._acceptance), dtype=torch.bool)
@@ -382,19 +297,24 @@ class _BesideRecorder:
     def _compare_drafts(self, batch: Any, num_sampled: Any, drafts: torch.Tensor) -> None:
         rows = batch.idx_mapping.numpy()
         num_verified = (np.diff(batch.cu_num_logits_np) - 1).astype(np.int32)
-        ngram = np.zeros((len(rows), K), np.int32)
-        num_ngram, match_len = np.zeros((2, len(rows)), np.int32)
-        for i, row in enumerate(rows):
-            length = int(self._state.total_len.gpu[row])
-            tokens = self._state.all_token_ids.gpu[row, :length].tolist()
-            if num_sampled[i] > 0:
-                draft, match_len[i] = compute_draft(tokens, *BESIDE_BOUNDS, K, LATEST, True, 10**9)
-                num_ngram[i] = len(draft)
-                ngram[i] = (draft + [tokens[-1]] * K)[:K]
-        both_drafts = (self._neural_drafts.numpy(), ngram, num_ngram, match_len)
-        costs = (None, None, None, default_match_costs())
-        state = (rows, num_sampled, num_verified, self._acceptance)
-        expected, _, source = merge_drafts_(*both_drafts, *costs, *state, 1, 0, False)
+        tokens = self._state.all_token_ids.gpu.numpy()
+        lengths = self._state.total_len.gpu.numpy()
+        ngram, num_ngram, match_len = ngram_propose(
+            *(tokens, lengths),
+            row_indices=rows,
+            num_sampled=num_sampled,
+            k=K,
+            **AUTO_LOOKUP,
+            fill=True,
+        )
+        expected, _, source = merge_drafts_(
+            *(self._neural_drafts.numpy(), ngram, num_ngram, match_len),
+            draft_costs=DraftCosts(NgramConfig(k=K)).compute_costs(match_len, num_ngram),
+            row_indices=rows,
+            num_sampled=num_sampled,
+            num_scheduled_drafts=num_verified,
+            neural_acceptance=self._acceptance,
+        )
         pairs = zip(drafts.tolist(), expected.tolist(), strict=True)
         for i, (draft, expected_draft) in enumerate(pairs):
             if draft != expected_draft:

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from ngram_npu.engines.vllm import shared_store
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.feed import delivery
 from ngram_npu.engines.vllm.options import find_method, read_options
-from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
@@ -41,20 +42,19 @@ class ReportingWorker(CPUWorker):
 
 
 class DelayedWorker(ReportingWorker):
-    """Delays the jobs of the second rank, each by a random time."""
+    """Delays the drafts of the second rank, each by a random time."""
 
     def init_device(self) -> None:
         super().init_device()
         if self.rank == 1:
-            speculator = self.model_runner.speculator
-            stream = getattr(speculator, LOOKUP_ATTRIBUTE, speculator)._host._stream
-            run_job = stream.run
+            drafter = _get_drafter(self)
+            propose = drafter.propose
 
-            def delay_job(job: int) -> None:
+            def delay_and_propose(*args: Any, **kwargs: Any) -> Any:
                 time.sleep(random.random() / 100)
-                run_job(job)
+                return propose(*args, **kwargs)
 
-            stream.run = delay_job
+            drafter.propose = delay_and_propose
 
 
 class FeedReadingWorker(ReportingWorker):
@@ -64,27 +64,29 @@ class FeedReadingWorker(ReportingWorker):
         super().init_device()
         if self.rank != 1:
             return
-        store = _get_drafter(self).shared_store
+        drafter = getattr(_get_drafter(self), ATTRIBUTE)
         method = find_method(self.vllm_config)
         assert method is not None
         source = delivery.make_source(self.vllm_config, read_options(self.vllm_config, method))
-        own_delivery = delivery.TextDelivery(source, store.num_text_rows)
-        run_step = store.text_inserter.run_step
+        own_delivery = delivery.TextDelivery(source, drafter.options.num_text_rows)
+        run_step = drafter.text_inserter.run_step
 
         def insert_own_text(step: Any) -> None:
             output = SimpleNamespace(total_num_scheduled_tokens=1)
             own_delivery.add_texts(output)
             if (own_step := getattr(output, delivery.ATTRIBUTE, None)) is not None:
-                store.text_inserter.insert(own_step)
+                drafter.text_inserter.insert(own_step)
             run_step(None)
 
-        store.text_inserter.run_step = insert_own_text
+        drafter.text_inserter.run_step = insert_own_text
 
 
 class KilledWorker(CPUWorker):
-    """Kills its process on the second rank in the first step after the store was saved."""
+    """Saves the store in each step. Kills its process on the second rank in the first step after
+    the store was saved."""
 
     def init_device(self) -> None:
+        shared_store.BUSY_SAVE_S = shared_store.IDLE_SAVE_S = 0.01
         super().init_device()
         if self.rank == 1:
             drafter = _get_drafter(self)

@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 from fake_engine import V2
 from ngram_npu import set_num_threads
-from ngram_npu.config import INDEX_POLICY
 from ngram_npu.engines.vllm import plugin
-from ngram_npu.engines.vllm.v2 import RowLookup
-
-
-@pytest.fixture(autouse=True)
-def _index_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets tests with few tokens use an index. Without this, drafters would scan so few tokens."""
-    monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", -1)
+from ngram_npu.engines.vllm.v2 import RowDrafter
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +52,9 @@ def _wrap_add_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType(plugin.V2_RUNNER)
     module.GPUModelRunner = V2
     monkeypatch.setattr(V2, "add_requests", V2.add_requests)
-    monkeypatch.setattr(RowLookup, "has_request_data", False)
+    monkeypatch.setattr(RowDrafter, "has_request_data", False)
     plugin.install_request_data(module)
-    assert RowLookup.has_request_data
+    assert RowDrafter.has_request_data
 
 
 class FakeVLLM:

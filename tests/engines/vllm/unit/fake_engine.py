@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu.engines.vllm import NgramProposer, request_scopes, v1_device, v2
+from ngram_npu.engines.vllm import NgramProposer, ascend, neural, request_scopes, v1, v2
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
 from ngram_npu.engines.vllm.options import read_options
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_config import make_vllm_config
@@ -20,8 +21,7 @@ CPU = torch.device("cpu")
 K, ROWS, LENGTH, VOCABULARY = 4, 6, 96, 100
 """Number of draft tokens, number of rows, max_model_len, and size of the vocabulary."""
 WORDS = list(range(50, 90))
-LADDER: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01}
-STORE: dict[str, Any] = {**LADDER, "store": "live", "store_tokens": 16384}
+STORE: dict[str, Any] = {"store": True, "store_tokens": 16384}
 
 
 def make_config(
@@ -38,17 +38,17 @@ def make_config(
     adaptive: bool = False,
     **options: Any,
 ) -> Any:
-    """Returns a VllmConfig. With a custom class, ``prompt_lookup_*`` are options of ngram_npu."""
-    bounds_settings = {"prompt_lookup_min": bounds[0], "prompt_lookup_max": bounds[1]}
-    is_custom = method == "custom_class"
+    """Returns a VllmConfig with these options of ngram_npu."""
     result = make_vllm_config(
         k=k,
         max_model_len=length,
         max_num_seqs=rows,
         rank=rank,
         tensor_parallel_size=ranks,
-        additional_config={"ngram_npu": {**(bounds_settings if is_custom else {}), **options}},
-        **({} if is_custom else {"method": method, **bounds_settings}),
+        additional_config={"ngram_npu": options},
+        method=method,
+        prompt_lookup_min=bounds[0],
+        prompt_lookup_max=bounds[1],
     )
     result.max_concurrent_batches = batches
     result.speculative_config.enable_adaptive_verification = adaptive
@@ -56,11 +56,9 @@ def make_config(
     return result
 
 
-def make_store_config(
-    rank: int = 0, *, store: str | None = "live", ranks: int = 1, **options: Any
-) -> Any:
-    """Returns a VllmConfig with a small store, or without a store (None)."""
-    section = {**LADDER, **({**STORE, "store": store} if store else {}), **options}
+def make_store_config(rank: int = 0, *, store: bool = True, ranks: int = 1, **options: Any) -> Any:
+    """Returns a VllmConfig with a small store, or without a store."""
+    section = {**(STORE if store else {}), **options}
     return make_config(rank=rank, ranks=ranks, length=400, vocabulary=1000, **section)
 
 
@@ -124,7 +122,13 @@ class Engine:
     def store(self) -> Any:
         return self.drafter.shared_store.contents
 
-    drafter: Any
+    adapter: Any
+    """The object that the runner calls."""
+
+    @property
+    def drafter(self) -> Drafter:
+        drafter: Drafter = getattr(self.adapter, ATTRIBUTE)
+        return drafter
 
 
 class V1(Engine):
@@ -133,7 +137,7 @@ class V1(Engine):
     def __init__(self, *, rows: int = ROWS, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
         vllm_config = make_config(method="custom_class", rows=rows, length=length, **options)
-        self.drafter = NgramProposer(vllm_config)
+        self.adapter = NgramProposer(vllm_config)
         self.buffer = np.full((rows, length), 3, np.int32)
         self.lengths = np.full(rows, 5, np.int32)
 
@@ -144,15 +148,11 @@ class V1(Engine):
             self.lengths[row] = len(tokens)
         arguments = [*samples.values()], self.lengths, self.buffer
         arguments_copy = copy.deepcopy(arguments)
-        drafts: list[list[int]] = self.drafter.propose(*arguments, slot_mappings=None)
+        drafts: list[list[int]] = self.adapter.propose(*arguments, slot_mappings=None)
         assert all(map(np.array_equal, arguments[1:], arguments_copy[1:]))
         assert arguments[0] == arguments_copy[0]
         assert {type(token) for draft in drafts for token in draft} <= {int}
         return drafts
-
-    @property
-    def index(self) -> Any:
-        return self.drafter.engine.index
 
 
 class GPUModelRunner:
@@ -174,19 +174,20 @@ request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
 
 
 class V1Async(Engine):
-    """The asynchronous V1 runner."""
+    """The asynchronous V1 runner. The batch occupies its first rows."""
 
-    def __init__(self, *, drafts: str = "trimmed", length: int = LENGTH, **options: Any) -> None:
+    pads = True
+
+    def __init__(self, *, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
-        self.pads = drafts == "padded"
         self.runner = GPUModelRunner()
         self.tokens = torch.full((ROWS, length), 7, dtype=torch.int32)
-        vllm_config = make_config(drafts=drafts, length=length, **options)
-        self.drafter = self.drafter_class(vllm_config, CPU, self.runner)
-        self.drafter.load_model(object())
+        vllm_config = make_config(length=length, **options)
+        self.adapter = self.adapter_class(vllm_config, CPU, self.runner)
+        self.adapter.load_model(object())
         assert self.runner._num_valid_draft_tokens_event == (None if self.pads else "event")
 
-    drafter_class: Any = v1_device.AsyncNgramProposer
+    adapter_class: Any = v1.AsyncNgramProposer
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
@@ -215,11 +216,11 @@ class V1Async(Engine):
     def call_drafter(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
         """Returns newest tokens, numbers of sampled tokens, drafts, and lengths of the drafts."""
         batch = self.runner.input_batch
-        newest, counts, valid_tokens = self.drafter.update_token_ids_ngram(
+        newest, counts, valid_tokens = self.adapter.update_token_ids_ngram(
             matrix, batch, self.tokens, lengths, discard
         )
         rows = lengths[: batch.num_reqs], self.tokens[: batch.num_reqs]
-        return newest, counts, *self.drafter.propose(k, *rows, valid_tokens, counts)
+        return newest, counts, *self.adapter.propose(k, *rows, valid_tokens, counts)
 
     def _propose(self, samples: dict[str, list[int]], k: int) -> list[list[int]]:
         matrix, lengths, discard = self.write_rows(samples)
@@ -238,21 +239,18 @@ class V1Async(Engine):
         assert (drafts < 0).sum(1).tolist() == (drafts.shape[1] - draft_lengths).tolist()
         return [row[:n].tolist() for row, n in zip(drafts, draft_lengths, strict=True)]
 
-    @property
-    def index(self) -> Any:
-        return self.drafter._drafting.index
-
 
 class Ascend(V1Async):
     """The asynchronous V1 runner of vLLM-Ascend, which passes all arguments in one call."""
 
-    drafter_class = v1_device.AscendNgramProposerNPU
+    pads = False
+    adapter_class = ascend.AscendNgramProposerNPU
 
     def call_drafter(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
         batch = self.runner.input_batch.num_reqs
-        newest, drafts, draft_lengths, counts = v1_device.triton_ngram_spec_decode(
+        newest, drafts, draft_lengths, counts = ascend.triton_ngram_spec_decode(
             *(self.tokens[:batch], lengths[:batch], matrix, discard[:batch], VOCABULARY),
-            *(self.drafter.min_n, self.drafter.max_n, k),
+            *(self.adapter.min_n, self.adapter.max_n, k),
         )
         return newest, counts, drafts, draft_lengths
 
@@ -319,12 +317,8 @@ class V2(Engine):
         return v2.NgramSpeculator(vllm_config, CPU, self.req_states)
 
     @property
-    def drafter(self) -> Any:  # type: ignore[override]
-        return getattr(self.speculator, v2.LOOKUP_ATTRIBUTE, self.speculator)
-
-    @property
-    def index(self) -> Any:
-        return self.drafter.index
+    def adapter(self) -> Any:  # type: ignore[override]
+        return self.speculator
 
     def add_requests(self, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
@@ -423,7 +417,7 @@ class V2Neural(V2):
         self._neural.enable_adaptive_verification = speculative.enable_adaptive_verification
         options = read_options(vllm_config, "beside")
         arguments = vllm_config, options, CPU, self.req_states, self._neural
-        assert v2.attach_ngram_drafts(*arguments) == ""
+        assert neural.attach_ngram_drafts(*arguments) == ""
         return self._neural
 
 

@@ -13,6 +13,7 @@ from ngram_npu import NgramConfig
 from ngram_npu.draft_acceptance import PRIOR_GAIN, Acceptance
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
+from ngram_npu.engines.vllm import scheduler as scheduler_module
 from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import SCHEDULER
 
@@ -30,12 +31,10 @@ class Request:
 
 def make_options(**values: Any) -> Options:
     values = {
-        "ngram": NgramConfig(min_n=1, max_n=16, k=K, match_policy="latest", overlap=True),
-        "lookup": "1-16",
-        "ignored_bounds": "",
+        "ngram": NgramConfig(k=K),
+        "lookup": "auto",
         "max_num_seqs": 16,
         "max_model_len": 512,
-        "min_draft_probability": None,
         "keep_drafting": False,
         "beside": False,
         "sources": (),
@@ -263,8 +262,7 @@ def test_schedule_is_observed_with_length_of_the_next_drafts(observer_setup: Any
 
 
 def test_acceptance_with_store_is_measured_in_steps_with_drafts() -> None:
-    config = NgramConfig(sizes="ladder", k=K, min_draft_probability=0.2, store="live")
-    observer = auto_k.StepObserver(make_scheduler(), make_options(ngram=config))
+    observer = auto_k.StepObserver(make_scheduler(), make_options(store=True))
     for _ in range(20):
         output = make_output({"a": 3, "b": 3, "c": 3})
         observer.observe_update(output, [[7], [7, 8], [7, 8, 9, 1]])
@@ -304,12 +302,16 @@ def make_wrapped_scheduler(
     module = SimpleNamespace(
         Scheduler=type("Scheduler", (FakeScheduler,), dict(vars(FakeScheduler)))
     )
-    monkeypatch.setattr(auto_k, "find_method", lambda config: "v2")
-    monkeypatch.setattr(auto_k, "read_k_option", lambda config: is_auto)
-    monkeypatch.setattr(auto_k, "read_options", lambda config, method: make_options())
+    options = make_options(k="auto" if is_auto else "")
+    monkeypatch.setattr(scheduler_module, "find_method", lambda config: "v2")
+    monkeypatch.setattr(scheduler_module, "read_options", lambda config, method: options)
     monkeypatch.setitem(sys.modules, SCHEDULER, module)  # type: ignore[arg-type]
-    auto_k.install()
+    scheduler_module.install()
     return module.Scheduler(make_scheduler(**parallel).vllm_config)
+
+
+def get_hooks(scheduler: Any) -> Any:
+    return getattr(scheduler, scheduler_module.ATTRIBUTE)
 
 
 def test_wrapped_scheduler_begins_without_drafts_and_accepts_keyword_arguments(
@@ -317,14 +319,14 @@ def test_wrapped_scheduler_begins_without_drafts_and_accepts_keyword_arguments(
 ) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch)
     assert scheduler.dynamic_sd_lookup[1:] == [0] * 16
-    observer = getattr(scheduler, auto_k.ATTRIBUTE)
+    observer = get_hooks(scheduler).observer
     controller = observer.controller = RecordingController()
     output = scheduler.schedule(throttle_prefills=True)
     results = SimpleNamespace(sampled_token_ids=[[1]])
     arguments = {"scheduler_output": output, "model_runner_output": results}
     assert scheduler.update_from_output(**arguments) == "outputs"
     assert scheduler.update_from_output(output, model_runner_output=results) == "outputs"
-    assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "expected no error in the observer"
+    assert get_hooks(scheduler).observer is observer, "expected no error in the observer"
     assert controller.schedules == [(1, 0)]
     assert [(batch, length) for batch, length, _ in controller.steps] == [(1, 0), (1, 0)]
 
@@ -366,14 +368,14 @@ def test_table_of_another_length_causes_no_error_in_the_engine(
         scheduler.schedule()
         assert scheduler.update_from_output(output, results) == "outputs"
     assert scheduler.dynamic_sd_lookup[:17] == expected
-    assert (getattr(scheduler, auto_k.ATTRIBUTE) is not None) == is_on
+    assert (get_hooks(scheduler).observer is not None) == is_on
 
 
 def test_scheduler_without_table_drafts_the_configured_number(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = make_scheduler_with_table(monkeypatch, None)
-    assert not hasattr(scheduler, auto_k.ATTRIBUTE)
+    assert get_hooks(scheduler).observer is None
     assert "k='auto' has no effect without vLLM's table of draft lengths" in caplog.text
     assert scheduler.update_from_output(scheduler.schedule(), SimpleNamespace()) == "outputs"
 
@@ -402,7 +404,7 @@ def test_clock_jumps_do_not_change_the_chosen_length() -> None:
 def test_scheduler_without_option_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch, is_auto=False)
     assert scheduler.dynamic_sd_lookup == TABLE
-    assert not hasattr(scheduler, auto_k.ATTRIBUTE)
+    assert get_hooks(scheduler).observer is None
 
 
 @pytest.mark.parametrize("option", ["pipeline_parallel_size", "data_parallel_size"])
@@ -412,7 +414,7 @@ def test_parallel_engines_draft_the_configured_number(
     with caplog.at_level(logging.WARNING, logger="vllm.ngram_npu"):
         scheduler = make_wrapped_scheduler(monkeypatch, **{option: 2})
     assert scheduler.dynamic_sd_lookup[1:] == [K] * 16
-    assert not hasattr(scheduler, auto_k.ATTRIBUTE)
+    assert get_hooks(scheduler).observer is None
     assert "k='auto' has no effect with pipeline or data parallelism" in caplog.text
 
 

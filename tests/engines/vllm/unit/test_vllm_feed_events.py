@@ -10,7 +10,7 @@ import pytest
 from feed_publisher import BLOCK, VOCAB_SIZE, encode_batch, make_event, make_hash
 from ngram_npu.engines.vllm.feed import events
 from ngram_npu.engines.vllm.feed.events import EventError, TextJoiner, decode_event, split_batch
-from ngram_npu.engines.vllm.feed.scopes import compute_scope, fold_scope
+from ngram_npu.engines.vllm.scopes import compute_scope, fold_scope
 
 PROMPT = list(range(100, 100 + 3 * BLOCK))
 ANSWER = list(range(300, 300 + 3 * BLOCK))

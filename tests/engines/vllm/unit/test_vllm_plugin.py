@@ -15,12 +15,13 @@ import ngram_npu_vllm_plugin
 import pytest
 import torch
 from conftest import FakeVLLM
-from fake_engine import CPU, LADDER, K, RequestState, StandaloneARSpeculator, make_config
+from fake_engine import CPU, K, RequestState, StandaloneARSpeculator, make_config
 from ngram_npu import _library
-from ngram_npu.engines.vllm import options, plugin, v1_device
+from ngram_npu.engines.vllm import ascend, options, plugin, v1
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
-from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE, NgramSpeculator
+from ngram_npu.engines.vllm.v2 import NgramSpeculator
 
 pytestmark = pytest.mark.usefixtures("plugin_log")
 
@@ -178,7 +179,7 @@ assert new == ["ngram_npu_vllm_plugin"], new
 
 
 def test_disabled_plugin_imports_nothing() -> None:
-    environment = {**os.environ, "NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_ENGINE": "not an engine"}
+    environment = {**os.environ, "NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_LOOKUP": "not a lookup"}
     subprocess.run([sys.executable, "-c", LOADING_SCRIPT], env=environment, check=True)
 
 
@@ -225,12 +226,12 @@ def test_module_is_replaced_on_import_but_not_on_search(
     assert str(spec.origin).endswith("ngram_proposer.py")
     assert MODULE not in sys.modules
     module: Any = importlib.import_module(MODULE)
-    assert module.NgramProposer is plugin.StockNgramProposer
+    assert module.NgramProposer is v1.StockNgramProposer
     assert len(sys.meta_path) == num_with_hooks - 1
     plugin.install()
-    assert module.NgramProposer is plugin.StockNgramProposer
+    assert module.NgramProposer is v1.StockNgramProposer
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
-    assert importlib.reload(module).NgramProposer is not plugin.StockNgramProposer
+    assert importlib.reload(module).NgramProposer is not v1.StockNgramProposer
 
 
 def test_class_is_replaced_if_a_failed_import_is_repeated(vllm: FakeVLLM) -> None:
@@ -239,7 +240,7 @@ def test_class_is_replaced_if_a_failed_import_is_repeated(vllm: FakeVLLM) -> Non
         vllm.install_and_import(MODULE)
     vllm.write_module(MODULE, V1_SOURCE + "# The file's new size makes Python recompile it.\n")
     module: Any = importlib.import_module(MODULE)
-    assert module.NgramProposer is plugin.StockNgramProposer
+    assert module.NgramProposer is v1.StockNgramProposer
 
 
 def test_class_of_imported_module_is_replaced_unless_the_runner_has_bound_it(
@@ -255,7 +256,7 @@ def test_class_of_imported_module_is_replaced_unless_the_runner_has_bound_it(
     assert "has bound NgramProposer already" in caplog.text
     del runner.NgramProposer
     plugin.install()
-    assert module.NgramProposer is plugin.StockNgramProposer
+    assert module.NgramProposer is v1.StockNgramProposer
 
 
 def test_missing_or_broken_module_of_vllm_is_logged(
@@ -277,7 +278,7 @@ def test_missing_or_broken_module_of_vllm_is_logged(
 # The signatures of vLLM's functions.
 
 ABSTRACT_METHOD = "    @abstractmethod\n    def bind(self): ...\n    def capture"
-PRIVATE_METHOD = "    def _begin(self): ...\n    def capture"
+PRIVATE_METHOD = "    def _method(self): ...\n    def capture"
 OTHER_CLASS = ASCEND_LAUNCHER_SOURCE + "class AscendNgramProposer: ...\n"
 SUBCLASS = ASCEND_LAUNCHER_SOURCE + "class AscendNgramProposer(AscendNgramProposer): ...\n"
 DEVICE_NAMES = {plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER}
@@ -309,7 +310,7 @@ def test_class_with_known_signature_is_replaced(
         assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
         assert issubclass(module.NgramGPUSpeculator, module.STOCK)
     else:
-        assert module.NgramProposerGPU is v1_device.AsyncNgramProposer
+        assert module.NgramProposerGPU is v1.AsyncNgramProposer
         module.update_scheduler_for_invalid_drafts(None, None, "padded", {})
         module.update_scheduler_for_invalid_drafts("event", None, "trimmed", {})
         assert module.calls == [("event", "trimmed")]
@@ -331,7 +332,7 @@ def test_class_with_known_signature_is_replaced(
         (V2_MODULE, "num_sampled, num_", "num_", "NgramGPUSpeculator.propose takes (self, input"),
         (V2_MODULE, "dummy_run=False, ", "", "NgramGPUSpeculator.propose takes (self, input_batch"),
         (V2_MODULE, "    def capture", ABSTRACT_METHOD, "NgramGPUSpeculator.bind is abstract"),
-        (V2_MODULE, "    def capture", PRIVATE_METHOD, "has _begin, which ngram_npu's class has"),
+        (V2_MODULE, "    def capture", PRIVATE_METHOD, "has _method, which ngram_npu's class has"),
         (V2_MODULE, "NgramGPU", "Other", "there is no class NgramGPUSpeculator"),
     ],
 )
@@ -409,7 +410,7 @@ def test_correction_of_counts_is_replaced_if_enabled(
     lines = find_messages(caplog, plugin.CORRECTION_LABEL)
     function = runner.update_num_computed_tokens_for_batch_change
     if expected is None:
-        assert function is v1_device.update_num_computed_tokens_for_batch_change
+        assert function is v1.update_num_computed_tokens_for_batch_change
         assert lines == ["ngram_npu: enabled for the correction of counts (NGRAM_NPU_VLLM=1)"]
         options.read_options(make_config(), "custom_class")  # accepts the variable
     else:
@@ -442,14 +443,14 @@ def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("method", "in_v2", "settings", "message"),
     [
-        ("ngram_gpu", True, {"lokup": "1-16"}, "unknown option 'lokup' .* did you mean 'lookup'"),
-        ("ngram_gpu", True, {"draft_on": "device", **LADDER}, "draft_on='host' drafts there"),
-        ("ngram_gpu", False, {"draft_on": "host"}, "draft_on: expected only in the V2 runner"),
+        ("ngram_gpu", True, {"lokup": "auto"}, "unknown option 'lokup' .* did you mean 'lookup'"),
+        ("ngram_gpu", True, {"draft_on": "device"}, "draft_on in .*: this option was removed: "),
+        ("ngram_gpu", False, {"min_draft_probability": 0.3}, "this runner verifies num_specu"),
         ("eagle", True, {"beside": True, "store_file": "f"}, "store_file: expected none without"),
         ("eagle", False, {"beside": True, "store_file": "f"}, None),
-        ("ngram_gpu", True, {"lookup": "1-16"}, None),
-        (None, True, {"lokup": "1-16"}, None),
-        ("custom_class", True, {"lokup": "1-16"}, None),
+        ("ngram_gpu", True, {"lookup": "ngram"}, None),
+        (None, True, {"lokup": "auto"}, None),
+        ("custom_class", True, {"lokup": "auto"}, None),
     ],
 )
 def test_options_are_checked_when_the_configuration_is_created(
@@ -508,17 +509,17 @@ def test_ngram_drafts_are_added_if_enabled(
             StandaloneARSpeculator(), vllm_config, monkeypatch, req_states=state
         )
 
-    assert not hasattr(create_speculator(make_neural_config(beside=False)), LOOKUP_ATTRIBUTE)
+    assert not hasattr(create_speculator(make_neural_config(beside=False)), ATTRIBUTE)
     assert caplog.messages == []
     neural = create_speculator(make_neural_config())
     assert isinstance(neural, StandaloneARSpeculator)
-    assert neural.propose.__self__ is getattr(neural, LOOKUP_ATTRIBUTE)
+    assert neural.propose.__self__ is getattr(neural, ATTRIBUTE)
     monkeypatch.setenv("NGRAM_NPU_VLLM_BESIDE", "1")
     vllm_config = make_neural_config()
     vllm_config.additional_config = {}
-    assert hasattr(create_speculator(vllm_config), LOOKUP_ATTRIBUTE)
-    with pytest.raises(ValueError, match="did you mean 'beside_threshold'"):
-        create_speculator(make_neural_config(beside_treshold=1.0))
+    assert hasattr(create_speculator(vllm_config), ATTRIBUTE)
+    with pytest.raises(ValueError, match="did you mean 'metrics'"):
+        create_speculator(make_neural_config(metric=True))
 
 
 def change_class(**members: Any) -> Any:
@@ -569,7 +570,7 @@ def test_unsupported_neural_speculator_is_left_unchanged(
 ) -> None:
     vllm_config, state = make_neural_config(method=method), RequestState()
     assert create_by_runner(neural, vllm_config, monkeypatch, req_states=state) is neural
-    assert not hasattr(neural, LOOKUP_ATTRIBUTE)
+    assert not hasattr(neural, ATTRIBUTE)
     assert "propose" not in vars(neural)
     (line,) = caplog.messages
     prefix = "ngram_npu: beside=True has no effect, the speculator is left as it is: "
@@ -586,7 +587,7 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
     ):
         vllm_config = make_neural_config()
         neural = create_by_runner(StandaloneARSpeculator(), vllm_config, monkeypatch, **state)
-        assert not hasattr(neural, LOOKUP_ATTRIBUTE)
+        assert not hasattr(neural, ATTRIBUTE)
         assert reason in caplog.messages[-1]
 
 
@@ -597,13 +598,13 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
 def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
     runner = import_changed(vllm, ASCEND_RUNNER)
     for method, drafter in (
-        ("ngram", v1_device.AscendNgramProposer),
-        ("ngram_gpu", v1_device.AscendNgramProposerNPU),
+        ("ngram", ascend.AscendNgramProposer),
+        ("ngram_gpu", ascend.AscendNgramProposerNPU),
     ):
         created = runner.get_spec_decode_method(method, make_config(), CPU, object())
         assert isinstance(created, drafter)
         assert getattr(runner, drafter.__name__) is drafter
-    assert runner.triton_ngram_spec_decode is v1_device.triton_ngram_spec_decode
+    assert runner.triton_ngram_spec_decode is ascend.triton_ngram_spec_decode
 
 
 @pytest.mark.usefixtures("npu_kernels")
@@ -615,7 +616,7 @@ def test_ascend_correction_is_replaced_for_an_npu(
     source = CORRECTION_SOURCE.replace("current_platform", "other_platform")
     launcher = ASCEND_LAUNCHER_SOURCE
     runner = import_changed(vllm, ASCEND_RUNNER, launcher, launcher + source)
-    replacement = v1_device.update_num_computed_tokens_for_batch_change
+    replacement = v1.update_num_computed_tokens_for_batch_change
     assert runner.update_num_computed_tokens_for_batch_change is replacement
 
 
@@ -631,9 +632,10 @@ def test_ascend_v2_speculator_is_replaced_where_kernels_and_state_are_supported(
     reason: str,
 ) -> None:
     module = import_changed(vllm, plugin.ASCEND_V2_MODULE)
-    speculator = module.AscendNgramSpeculator(make_config(), CPU, RequestState())
+    vllm_config = make_config(lookup="ngram")
+    speculator = module.AscendNgramSpeculator(vllm_config, CPU, RequestState())
     assert isinstance(speculator, NgramSpeculator)
-    assert speculator._drafting.config.match_policy == "earliest"
+    assert speculator.ngram_npu.options.ngram.match_policy == "earliest"
     monkeypatch.setattr(_library, "has_kernel", lambda op, device: has_kernel)
     npu = SimpleNamespace(type="npu")
     assert type(module.AscendNgramSpeculator(make_config(), npu, RequestState())) is module.STOCK

@@ -12,13 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from fake_engine import (
     CPU,
-    LADDER,
     ROWS,
     STORE,
     Request,
@@ -28,9 +26,10 @@ from fake_engine import (
     make_config,
     make_store_config,
 )
-from ngram_npu import Costs, NgramStore, draft_costs
-from ngram_npu.engines.vllm import options, sharing, v1_device, v2
-from ngram_npu.engines.vllm.options import read_beside_option, read_options
+from ngram_npu import NgramStore
+from ngram_npu.engines.vllm import neural, options, ranks, v1, v2
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
+from ngram_npu.engines.vllm.options import read_options
 
 RankOutput = list[str]
 """The log lines of a rank, followed by the rank's result or error."""
@@ -38,7 +37,7 @@ RankOutput = list[str]
 
 @pytest.fixture(autouse=True)
 def _init_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)  # as if the plugin was installed
+    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)  # as if the plugin was installed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -67,35 +66,37 @@ def run_ranks(run: Callable[[int], object]) -> tuple[RankOutput, RankOutput]:
     return first, second
 
 
-def start_v2_speculator(rank: int, **options: Any) -> Any:
-    vllm_config = make_store_config(rank, ranks=2, **{"store": None, **options})
-    return v2.NgramSpeculator(vllm_config, CPU, RequestState(ROWS, 400))
+def start_v2_drafter(rank: int, **options: Any) -> Drafter:
+    vllm_config = make_store_config(rank, ranks=2, **{"store": False, **options})
+    speculator = v2.NgramSpeculator(vllm_config, CPU, RequestState(ROWS, 400))
+    drafter: Drafter = getattr(speculator, ATTRIBUTE)
+    return drafter
 
 
 def report_v2_attributes(rank: int) -> list[bool]:
-    speculator = start_v2_speculator(rank, num_threads=rank, metrics=True)
-    return [speculator.has_other_ranks, speculator.is_logging_rank, speculator._stats is not None]
+    drafter = start_v2_drafter(rank, num_threads=rank, metrics=True)
+    return [drafter.has_other_ranks, drafter.is_logging_rank, drafter.stats is not None]
 
 
 def report_v1_attributes(rank: int) -> list[bool]:
-    vllm_config = make_store_config(rank, store=None, ranks=2, metrics=True)
-    drafter = v1_device.AsyncNgramProposer(vllm_config, CPU, None)
-    return [drafter.has_other_ranks, drafter._stats is not None]
+    vllm_config = make_store_config(rank, store=False, ranks=2, metrics=True)
+    drafter: Drafter = getattr(v1.AsyncNgramProposer(vllm_config, CPU, None), ATTRIBUTE)
+    return [drafter.has_other_ranks, drafter.is_logging_rank, drafter.stats is not None]
 
 
 def attach_to_neural_speculator(rank: int) -> str:
-    vllm_config = make_store_config(rank, store=None, ranks=2, beside=True)
+    vllm_config = make_store_config(rank, store=False, ranks=2, beside=True)
     vllm_config.speculative_config.method = "draft_model"
     options = read_options(vllm_config, "beside")
-    arguments = vllm_config, options, CPU, RequestState(), StandaloneARSpeculator()
-    return v2.attach_ngram_drafts(*arguments)
+    arguments = vllm_config, options, CPU, RequestState(), StandaloneARSpeculator(vocabulary=1000)
+    return neural.attach_ngram_drafts(*arguments)
 
 
 @pytest.mark.parametrize(
     ("report", "first_result", "second_result"),
     [
         (report_v2_attributes, "[True, True, True]", "[True, False, False]"),
-        (report_v1_attributes, "[True, True]", "[True, False]"),
+        (report_v1_attributes, "[True, True, True]", "[True, False, False]"),
         (attach_to_neural_speculator, "", ""),
     ],
 )
@@ -107,31 +108,19 @@ def test_ranks_with_equal_options_start_and_rank_0_logs(
     assert (first[-1], second) == (first_result, [second_result])
 
 
-WITHOUT_STORE: dict[str, Any] = {"store": None}
 DRAFT_OPTIONS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "match_policy": ("earliest", "latest", {**WITHOUT_STORE, "lookup": "ngram"}),
-    "overlap": (False, True, {}),
-    "lookup": ("ladder", "1-16", WITHOUT_STORE),
-    "min_draft_probability": (0.2, 0.3, {}),
-    "token_cost": (0.02, 0.05, {"min_draft_probability": None}),
-    "store": ("live", "finish", {}),
+    "lookup": ("auto", "ngram", {}),
+    "min_draft_probability": (0.2, 0.3, {"method": "ngram"}),
+    "store": (True, False, {"store_tokens": None}),
     "store_tokens": (20_000, 30_000, {}),
     "store_feed": ("", "tcp://10.0.0.1:5557", {}),
-    "prompt_scopes": (False, True, {}),
     "scope": ("shared", "required", {}),
-    "engine": ("auto", "index", {}),
-    "draft_on": ("auto", "host", {}),
-    "drafts": ("padded", "trimmed", {}),
-    "keep_drafting": (False, True, {}),
-    "beside_threshold": (0.0, 1.0, {"beside": True}),
-    "dense_rows": (False, True, {}),
 }
 """For each option that changes drafts: two values, and other options that its effect requires."""
 
 OTHER_OPTIONS: dict[str, tuple[Any, Any]] = {
     "num_threads": (1, 2),
     "metrics": (False, True),
-    "store_save_minutes": (1.0, 2.0),
     "store_file": ("", "a"),
     "store_seed": ("", "b"),
 }
@@ -142,12 +131,13 @@ def compare_ranks(name: str, values: Sequence[Any], **options: Any) -> str:
     """Starts ranks that differ in the option `name`. Returns the result or error, which must be
     equal for both ranks."""
 
+    method: Any = options.pop("method", "v2")
+
     def compare(rank: int) -> bool:
-        section = {"store": "live", **LADDER, **options, name: values[rank]}
+        section = {**STORE, **options, name: values[rank]}
         section = {name: value for name, value in section.items() if value is not None}
         vllm_config = make_config(rank=rank, ranks=2, length=400, **section)
-        method: Any = "beside" if read_beside_option(vllm_config) else "v2"
-        return sharing.compare_ranks(vllm_config, read_options(vllm_config, method), None)
+        return ranks.compare_ranks(vllm_config, read_options(vllm_config, method), "").has_others
 
     first, second = run_ranks(compare)
     assert first == second
@@ -161,33 +151,20 @@ def test_ranks_with_different_values_of_an_option_raise_if_it_changes_drafts(nam
     line = compare_ranks(name, values, **options)
     assert ("expected the same on all ranks of an engine" in line) == (name in DRAFT_OPTIONS)
     assert line == "True" or name in DRAFT_OPTIONS
-    if name == "overlap":
-        expected = "overlap: expected the same on all ranks of an engine, got False on rank 0 and "
-        assert line == f"ValueError: ngram_npu: {expected}True on rank 1"
-
-
-def test_ranks_with_different_costs_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    row, store, tokens = (np.zeros(shape, int) for shape in draft_costs.SHAPES.values())
-    for path in ("a", "b"):
-        tokens[2000, 1] += 1  # an element that the table's repr omits
-        Costs(row, store, tokens).save(tmp_path / path)
-    paths = [str(tmp_path / path) for path in ("a", "b")]
-    monkeypatch.setattr("ngram_npu.engines.vllm.options.vocabulary_digest", lambda config: None)
-    line = compare_ranks("costs_file", paths)
-    assert line.startswith("ValueError: ngram_npu: costs: expected the same on all ranks")
+    if name == "store_tokens":
+        expected = "store_tokens: expected the same on all ranks of an engine, got 20000 on rank 0 "
+        assert line == f"ValueError: ngram_npu: {expected}and 30000 on rank 1"
 
 
 def test_tables_above_contain_every_option() -> None:
-    bounds = {"prompt_lookup_min", "prompt_lookup_max"}  # of speculative_config
-    others = {"beside", "costs_file", "k", "step_times_file"}
-    names = DRAFT_OPTIONS.keys() | OTHER_OPTIONS.keys() | others | bounds
-    assert names == options.OPTION_TYPES.keys()
+    others = {"beside", "k"}
+    assert DRAFT_OPTIONS.keys() | OTHER_OPTIONS.keys() | others == options.OPTION_TYPES.keys()
 
 
 def test_rank_without_an_answer_is_named_in_the_error() -> None:
-    vllm_config = make_store_config(ranks=2, store=None)
+    vllm_config = make_store_config(ranks=2, store=False)
     with pytest.raises(ValueError, match=r"^ngram_npu: no answer in 0\.2 s from rank 1, expected"):
-        sharing.compare_ranks(vllm_config, read_options(vllm_config, "v2"), None, timeout=0.2)
+        ranks.compare_ranks(vllm_config, read_options(vllm_config, "v2"), "", timeout=0.2)
 
 
 # Stores.
@@ -197,7 +174,7 @@ def test_rank_without_an_answer_is_named_in_the_error() -> None:
 def store_folder(tmp_path: Path) -> Path:
     """A folder with store files of 100 or 200 tokens; "rank 0" and "rank 1" have equal text."""
     for name, length in ("one", 100), ("other", 200), ("rank 0", 100), ("rank 1", 100):
-        store = NgramStore(ROWS, 1_000_000, kind="torch")
+        store = NgramStore(100_000)
         store.warm([range(length)])
         store.save(tmp_path / name)
     return tmp_path
@@ -208,9 +185,9 @@ def load_stores(*paths: Path) -> tuple[RankOutput, RankOutput]:
     stores then grow, so that a save changes a file."""
 
     def load(rank: int) -> int:
-        speculator = start_v2_speculator(rank, store="finish", store_file=str(paths[rank]))
-        store = speculator.shared_store.contents
-        assert store.visibility == "finish"  # the file contains "live"
+        drafter = start_v2_drafter(rank, **STORE, store_file=str(paths[rank]))
+        assert drafter.shared_store is not None
+        store = drafter.shared_store.contents
         count: int = store.statistics.tokens_held
         store.warm([range(50, 60)])
         return count
@@ -242,22 +219,24 @@ def test_ranks_with_different_stores_start_empty_and_save_nothing(
     assert not (store_folder / "missing").exists()
 
 
-def step_with_locked_store(rank: int, ranks: int = 2) -> Any:
-    engine = V1Async(rank=rank, ranks=ranks, **STORE)
+def step_with_failing_store(rank: int, number: int = 2) -> Any:
+    engine = V1Async(rank=rank, ranks=number, **STORE)
     engine.begin(Request("a", [0]))
     engine.step({"a": [1, 2, 3]})
-    with engine.store._locked():
-        return engine.step({"a": [1, 2]})
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no memory")
+
+    engine.store.append = fail
+    return engine.step({"a": [1, 2]})
 
 
-def test_ranks_with_locked_stores_end() -> None:
-    for output in run_ranks(step_with_locked_store):
+def test_ranks_that_cannot_draft_end() -> None:
+    for output in run_ranks(step_with_failing_store):
         assert output[-1] == "SystemExit: 1"
         assert "this rank cannot draft, so its worker ends" in output[-2]
-
-
-def test_single_rank_with_a_locked_store_drafts_without_it() -> None:
-    assert list(step_with_locked_store(0, ranks=1)) == ["a"]
+    with pytest.raises(RuntimeError, match="no memory"):
+        step_with_failing_store(0, number=1)
 
 
 @pytest.mark.parametrize(("tp", "pcp", "pp"), [(1, 1, 1), (2, 1, 2), (1, 2, 1), (2, 3, 2)])
@@ -269,4 +248,4 @@ def test_ranks_of_stage_follow_the_rank_order(tp: int, pcp: int, pp: int) -> Non
             parallel_config = SimpleNamespace(
                 rank=rank, tensor_parallel_size=tp, prefill_context_parallel_size=pcp
             )
-            assert list(sharing.ranks_of_stage(parallel_config)) == stage
+            assert list(ranks.ranks_of_stage(parallel_config)) == stage

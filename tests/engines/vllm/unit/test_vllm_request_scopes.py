@@ -14,8 +14,8 @@ import fake_engine
 import pytest
 from conftest import FakeVLLM
 from ngram_npu.engines.vllm import NgramProposer, plugin, request_scopes
-from ngram_npu.engines.vllm.feed.scopes import fold_scope
 from ngram_npu.engines.vllm.request_scopes import Rules
+from ngram_npu.engines.vllm.scopes import fold_scope
 
 PROCESSOR_SOURCE = """
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ EXCEPTIONS_SOURCE = """
 class VLLMValidationError(Exception):
     def __init__(self, message, *, parameter=None): super().__init__(message)
 """
-STORE: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01, "store": "live"}
+STORE: dict[str, Any] = {"store": True}
 SOURCES = {
     request_scopes.INPUT_MODULE: PROCESSOR_SOURCE,
     request_scopes.SCHEDULER_OUTPUT_MODULE: SCHEDULER_SOURCE,
@@ -118,10 +118,6 @@ ENGINES: dict[str, tuple[Any, Rules]] = {
     "ngram_gpu, required": (make_config("ngram_gpu", **STRICT_STORE), Rules((), True, True)),
     "V2 ngram": (make_config("ngram", v2=True, **STORE), Rules((), False, True)),
     "V2 ngram, required": (make_config("ngram", v2=True, **STRICT_STORE), Rules((), True, True)),
-    "prompt scopes": (
-        make_config("ngram", v2=True, prompt_scopes=True, **STORE),
-        Rules(has_store=True, has_prompt_scopes=True),
-    ),
     "V1 ngram": (make_config("ngram", **STORE), Rules(OWNERS, False, True)),
     "custom class": (make_config("custom_class", v2=True, **STORE), Rules(OWNERS, False, True)),
 }
@@ -151,19 +147,19 @@ def test_streaming_input_with_a_store_raises() -> None:
 def test_misspelled_option_is_ignored_with_another_custom_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("NGRAM_NPU_VLLM_STOER", "live")
+    monkeypatch.setenv("NGRAM_NPU_VLLM_STORE", "live")
     assert process_request(make_config("custom_class"), salt="a").cache_salt == "a"
 
 
 UNKNOWN_KEYS = [
     "ngram_npu_scop",
-    "ngram_npu_kk",
     "ngram_npu_scope ",
     "NGRAM_NPU_SCOPE",
     "ngram-npu.scope",
     "ngram_npu",
 ]
-MALFORMED_SCOPES = [True, 1.5, -1, 2**62, ["a"], {"a": 1}, ""]
+MALFORMED_SCOPES = [True, 1.5, 7, ["a"], {"a": 1}, ""]
+REMOVED_KEYS = ["ngram_npu_prompt_scope", "ngram_npu_k"]
 
 
 @pytest.mark.usefixtures("vllm_modules")
@@ -174,6 +170,9 @@ def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
     for key in UNKNOWN_KEYS:
         with pytest.raises(error, match=r"ngram_npu: unknown key .* in extra_args .*vllm_xargs"):
             process_request(ENGINES[name][0], {key: "tenant"})
+    for key in REMOVED_KEYS:
+        with pytest.raises(error, match=rf"ngram_npu: {key} in .*: this key was removed: "):
+            process_request(ENGINES[name][0], {key: 1})
     for scope in MALFORMED_SCOPES:
         with pytest.raises(
             ValueError, match=r"ngram_npu: ngram_npu_scope in extra_args.*: expected a"
@@ -182,26 +181,9 @@ def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
 
 
 @pytest.mark.usefixtures("vllm_modules")
-def test_prompt_scope_is_accepted_only_with_the_option() -> None:
-    error = sys.modules[request_scopes.EXCEPTIONS_MODULE].VLLMValidationError
-    for name, (vllm_config, rules) in ENGINES.items():
-        if rules.has_prompt_scopes or rules.requires_scope:
-            continue
-        with pytest.raises(error, match=r"prompt_scope in .*: expected none .* prompt_scopes"):
-            process_request(vllm_config, {"ngram_npu_prompt_scope": 1})
-        assert name != "prompt scopes"
-    vllm_config = ENGINES["prompt scopes"][0]
-    for prompt_scope in ("a", 0, 1):
-        process_request(vllm_config, {"ngram_npu_prompt_scope": prompt_scope})
-    for prompt_scope in MALFORMED_SCOPES:
-        with pytest.raises(error, match=r"ngram_npu_prompt_scope in extra_args.*: expected a str"):
-            process_request(vllm_config, {"ngram_npu_prompt_scope": prompt_scope})
-
-
-@pytest.mark.usefixtures("vllm_modules")
 @pytest.mark.parametrize(
     "owner",
-    [{"salt": "a"}, {"adapter": 1}, {"extra_args": SCOPE}, {"extra_args": {"ngram_npu_scope": 0}}],
+    [{"salt": "a"}, {"adapter": 1}, {"extra_args": SCOPE}],
 )
 def test_request_with_owner_raises_if_runner_ignores_owners(owner: dict[str, Any]) -> None:
     for name in ("ngram", "ngram_gpu, required", "V2 ngram, required", "beside"):

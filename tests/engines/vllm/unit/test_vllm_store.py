@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,20 +23,20 @@ from fake_engine import (
     make_store_config,
 )
 from ngram_npu import NgramStore, scope_of
-from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device, v2
+from ngram_npu.engines.vllm import NgramProposer, options, shared_store, v1, v2
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.sharing import prompt_scope_of_request, scope_of_request
-from residence import compute_resident_share
+from ngram_npu.engines.vllm.scopes import find_scope
 
 
 def test_store_options_are_read() -> None:
-    options = read_options(make_store_config(store=None), "v2")
-    assert (options.ngram.store, options.store_tokens, options.store_file) == (None, None, "")
-    section = {"store_tokens": 5000, "store_file": "/x/y", "store_seed": "/s"}
-    options = read_options(make_store_config(**section), "v2")
-    assert (options.ngram.store, options.store_tokens, options.store_file) == ("live", 5000, "/x/y")
-    assert (options.store_seed, options.store_save_minutes, options.scope) == ("/s", 1, "shared")
+    read = read_options(make_store_config(store=False), "v2")
+    assert (read.store, read.store_file) == (False, "")
+    section = {"store_tokens": 7000, "store_file": "/x/y", "store_seed": "/s"}
+    read = read_options(make_store_config(**section), "v2")
+    assert (read.store, read.store_tokens, read.store_file) == (True, 7000, "/x/y")
+    assert (read.store_seed, read.scope) == ("/s", "shared")
     for method in ("v2", "ngram_gpu", "beside"):
         assert read_options(make_store_config(scope="required"), method).scope == "required"
     vllm_config = make_store_config(store_file="/x/y")
@@ -46,81 +45,35 @@ def test_store_options_are_read() -> None:
 
 
 def test_store_tokens_below_minimum_raises() -> None:
-    with pytest.raises(ValueError, match=r"store_tokens: expected at least 12288, .* 12 slots"):
-        NgramProposer(make_store_config(store_tokens=12287))
+    with pytest.raises(ValueError, match=r"store_tokens: expected at least 6144, .* 6 slots"):
+        NgramProposer(make_store_config(store_tokens=6143))
 
 
-@pytest.mark.parametrize(("requests", "capacity"), [(1024, 1 << 24), (16384, 2048 * 16384)])
+@pytest.mark.parametrize(("requests", "capacity"), [(1024, 1 << 20), (2048, 1 << 21)])
 def test_default_store_tokens_depend_on_max_num_seqs(requests: int, capacity: int) -> None:
     vllm_config = make_store_config()
     del vllm_config.additional_config["ngram_npu"]["store_tokens"]
     vllm_config.scheduler_config.max_num_seqs = requests
-    shared_store = NgramProposer(vllm_config).shared_store
-    assert shared_store is not None
-    assert shared_store.contents.token_capacity == capacity
-    assert compute_resident_share(shared_store.contents.tensor) == 1
+    assert read_options(vllm_config, "v2").store_tokens == capacity
+    assert options.STORE_TOKENS == 1 << 20
 
 
 def test_scope_of_request_differs_by_adapter_scope_and_salt() -> None:
-    assert scope_of_request(None, None, None) == scope_of_request(None, make_params(), "") == 0
-    params_with_other_key = make_params(7)
+    def find(adapter: Any, params: Any, salt: str | None) -> int:
+        return find_scope(adapter, params, salt, is_exchanged=False)
+
+    assert find(None, None, None) == find(None, make_params(), "") == 0
+    params_with_other_key = make_params("a")
     params_with_other_key.extra_args["other"] = 1
-    assert scope_of_request(None, params_with_other_key, None) == 7
-    assert scope_of_request(None, make_params("a"), None) == scope_of("a")
-    assert scope_of_request(make_adapter(1, "x"), None, None) == scope_of(
-        'ngram_npu: [[1, "x"], null]'
-    )
-    encoded_names = ('ngram_npu: [[1, "x"], null]', 'ngram_npu: [null, null, "a"]')
+    assert find(None, params_with_other_key, None) == scope_of("a")
     scopes = [
-        scope_of_request(adapter, make_params(name), salt)
+        find(adapter, make_params(name), salt)
         for adapter in (None, make_adapter(1, "x"), make_adapter(2, "x"), make_adapter(1, "y"))
-        for name in (None, 7, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"], *encoded_names)
-        for salt in (None, "a", "b", "7", "null", *encoded_names)
+        for name in (None, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"])
+        for salt in (None, "a", "b", "7", "null")
     ]
     assert len(set(scopes)) == len(scopes)
     assert all(0 <= scope < 2**63 for scope in scopes)
-
-
-def test_prompt_scope_differs_by_name_and_by_scope_of_the_request() -> None:
-    def find_prompt_scope(scope: int, name: object) -> int | None:
-        return prompt_scope_of_request(
-            scope, SimpleNamespace(extra_args={"ngram_npu_prompt_scope": name})
-        )
-
-    assert find_prompt_scope(0, None) is None
-    assert prompt_scope_of_request(0, make_params()) is None
-    requests = [(scope, name) for scope in (0, 7, scope_of("a")) for name in (0, 7, "7", "a")]
-    scopes = [find_prompt_scope(*request) for request in requests]
-    assert [find_prompt_scope(*request) for request in requests] == scopes
-    encoded_name = 'ngram_npu: {"scope": 0, "prompt_scope": 7}'
-    names = 0, 7, "7", "a", encoded_name
-    own_scopes = {scope_of_request(None, make_params(name), None) for name in names}
-    assert len({*scopes, *own_scopes}) == len(requests) + len(names)
-
-
-def test_option_prompt_scopes_doubles_the_slots_of_the_store() -> None:
-    assert not read_options(make_store_config(), "v2").prompt_scopes
-    for is_on, slots in ((False, 6), (True, 12)):
-        engine_config = make_store_config(prompt_scopes=is_on)
-        options = read_options(engine_config, "v2")
-        store = sharing.SharedStore(engine_config, options, 6, "numpy")
-        assert store.contents.num_slots == slots
-        params = SimpleNamespace(extra_args={"ngram_npu_prompt_scope": "a"})
-        assert (store.find_prompt_scope(0, params) is not None) == is_on
-
-
-@pytest.mark.parametrize(
-    ("method", "store", "message"),
-    [
-        ("ngram_gpu", "live", "prompt_scopes: expected false, got true: only the V2 runner"),
-        ("v2", None, "prompt_scopes: expected none without a store"),
-    ],
-)
-def test_option_prompt_scopes_without_a_host_store_of_v2_raises(
-    method: Any, store: str | None, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_options(make_store_config(store=store, prompt_scopes=True), method)
 
 
 # Store files.
@@ -129,8 +82,11 @@ def test_option_prompt_scopes_without_a_host_store_of_v2_raises(
 def create_proposer(**options: Any) -> tuple[NgramProposer, Any]:
     """Returns a proposer with a store, and the store."""
     proposer = NgramProposer(make_store_config(**options))
-    assert proposer.shared_store is not None
-    return proposer, proposer.shared_store.contents
+    return proposer, get_store(proposer)
+
+
+def get_store(proposer: Any) -> Any:
+    return getattr(proposer, ATTRIBUTE).shared_store.contents
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -153,7 +109,7 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
     """The saved store file contains the seed's text, so the next engine loads only a new seed."""
     store_file, seed_bytes, new_tokens = tmp_path / "file", {}, itertools.count()
     for name, first in (("monday", 100), ("tuesday", 200)):
-        seed_store = NgramStore(1, 8192)
+        seed_store = NgramStore(8192)
         seed_store.warm([range(first, first + 30)])
         seed_store.save(tmp_path / name)
         seed_bytes[name] = (tmp_path / name).read_bytes()
@@ -197,7 +153,7 @@ def test_store_seed_of_another_tokenizer_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(tmp_path / "store")
-    NgramStore(1, 4096, tokenizer="0f" * 16).save(path)
+    NgramStore(4096, tokenizer="0f" * 16).save(path)
     NgramProposer(make_store_config(store_file=path))
     assert "files are not compared with the tokenizer: ModuleNotFoundError" in caplog.text
     module: Any = ModuleType("vllm.tokenizers")
@@ -211,10 +167,11 @@ def test_store_seed_of_another_tokenizer_raises(
 
 
 def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default interval is a minute. Text that arrives soon after a save is saved later."""
+    """Text that arrives soon after a save is saved later."""
     path = tmp_path / "store"
-    monkeypatch.setattr(sharing, "IDLE_S", 0.02)
+    monkeypatch.setattr(shared_store, "IDLE_S", 0.02)
     proposer, store = create_proposer(store_file=str(path))
+    thread = getattr(proposer, ATTRIBUTE).shared_store._thread
     store.warm([WORDS])
     wait_for_tokens(path, len(WORDS))
     store.warm([WORDS])
@@ -223,15 +180,16 @@ def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     del proposer, store
     gc.collect()
     wait_for_tokens(path, 2 * len(WORDS))  # saved when the engine ends
-    assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
+    assert not thread.is_alive()
 
 
 def test_store_that_is_never_idle_is_saved_at_the_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, counter = tmp_path / "store", itertools.count()
-    monkeypatch.setattr(sharing, "IDLE_S", 0.02)
-    _proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.3 / 60)
+    monkeypatch.setattr(shared_store, "IDLE_S", 0.02)
+    monkeypatch.setattr(shared_store, "BUSY_SAVE_S", 0.3)
+    _proposer, store = create_proposer(store_file=str(path))
     start_time = time.monotonic()
     # The revision differs in each call, as if text arrived all the time.
     monkeypatch.setattr(NgramStore, "revision", property(lambda store: next(counter)))
@@ -240,29 +198,42 @@ def test_store_that_is_never_idle_is_saved_at_the_interval(
     assert time.monotonic() - start_time >= 0.3
 
 
-@pytest.mark.parametrize(
-    ("timeout", "minutes", "lost_text"),
-    [(0, 1.0, "text since the last save"), (0, 0.0, "all text"), (5, 1.0, ""), (5, 0.0, "")],
-)
+@pytest.mark.parametrize("timeout", [0, 5])
 def test_startup_logs_when_the_store_is_saved_and_which_text_may_be_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: float, lost_text: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int
 ) -> None:
     path = tmp_path / "store"
-    vllm_config = make_store_config(store_file=str(path), store_save_minutes=minutes)
+    vllm_config = make_store_config(store_file=str(path))
     vllm_config.shutdown_timeout = timeout
     NgramProposer(vllm_config)
-    assert "store=live is on: all requests of this engine draft from each other's t" in caplog.text
+    assert "the store is on: all requests of this engine draft from each other's t" in caplog.text
     (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
-    assert ("at least every 1 min while it comes in" in line) == bool(minutes)
-    assert line.endswith("when the engine ends")
+    assert line.endswith("at least every 60 s while it comes in, and when the engine ends")
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert len(warnings) == bool(lost_text)
-    assert all(f"and {lost_text} is lost; --shutdown-timeout 10" in warning for warning in warnings)
+    assert len(warnings) == (timeout == 0)
+    assert all("is lost; --shutdown-timeout 10" in warning for warning in warnings)
 
 
-def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path: Path) -> None:
+def test_file_with_more_text_than_the_store_is_refused_and_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    larger = NgramStore(65536)
+    larger.warm([range(begin, begin + 400) for begin in range(0, 20_000, 400)])
+    larger.save(file)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"store_file: expected at most 16384 tok.* got 20000"):
+        create_proposer(store_file=str(file))
+    assert file.read_bytes() == before
+    _, store = create_proposer(store_file=str(file), store_tokens=65536)
+    assert store.statistics.tokens_held == 20_000
+
+
+def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, saved_paths = tmp_path / "store", []
-    proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.001)
+    monkeypatch.setattr(shared_store, "BUSY_SAVE_S", 0.06)
+    monkeypatch.setattr(shared_store, "IDLE_SAVE_S", 0.01)
+    proposer, store = create_proposer(store_file=str(path))
     time.sleep(0.2)
     assert not path.exists(), "expected no save of an empty store"
     save = store.save
@@ -286,7 +257,7 @@ def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path:
 
 
 def create_async_proposer() -> Any:
-    return v1_device.AsyncNgramProposer(make_store_config(), CPU, GPUModelRunner())
+    return v1.AsyncNgramProposer(make_store_config(), CPU, GPUModelRunner())
 
 
 def create_worker(model_runner: Any) -> Any:
@@ -295,22 +266,15 @@ def create_worker(model_runner: Any) -> Any:
     return worker
 
 
-@pytest.mark.parametrize("runner", ["V1", "V2", "V2 with a neural drafter", "V2 on the device"])
+@pytest.mark.parametrize("runner", ["V1", "V2"])
 def test_worker_warms_merges_and_clears_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
-    on_device = {**STORE, "lookup": "1-16", "draft_on": "device", "min_draft_probability": None}
-    is_on_device = runner == "V2 on the device"
-    proposer = V2(**on_device).speculator if is_on_device else create_async_proposer()
-    runners = {
-        "V1": SimpleNamespace(drafter=proposer),
-        "V2": SimpleNamespace(speculator=proposer),
-        "V2 with a neural drafter": SimpleNamespace(speculator=SimpleNamespace(ngram_npu=proposer)),
-        "V2 on the device": SimpleNamespace(speculator=proposer),
-    }
-    worker = create_worker(runners[runner])
-    file_store = NgramStore(1, 4096)
+    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
+    proposer = create_async_proposer() if runner == "V1" else V2(**STORE).speculator
+    name = "drafter" if runner == "V1" else "speculator"
+    worker = create_worker(SimpleNamespace(**{name: proposer}))
+    file_store = NgramStore(4096)
     file_store.warm([range(30)], scope="b")
     file_store.save(tmp_path / "store")
     owners: list[tuple[Any, ...]] = [
@@ -320,10 +284,11 @@ def test_worker_warms_merges_and_clears_the_store(
     for length, owner in enumerate(owners, 4):
         worker.ngram_npu_store_warm([WORDS[:length]], *owner)
         name, adapter, salt = (*owner, None, None, None)[:3]
-        scope = scope_of_request(adapter and make_adapter(*adapter), make_params(name), salt)
+        lora = adapter and make_adapter(*adapter)
+        scope = find_scope(lora, make_params(name), salt, is_exchanged=False)
         token_counts[scope] = length
     worker.ngram_npu_store_merge(str(tmp_path / "store"))
-    store = proposer.shared_store.contents
+    store = get_store(proposer)
     assert store.scopes == {**token_counts, scope_of("b"): 30}
     for owner, scope in zip(owners, list(token_counts), strict=True):
         worker.ngram_npu_store_clear(*owner)
@@ -338,23 +303,12 @@ def test_worker_warms_merges_and_clears_the_store(
         assert worker.ngram_npu_store_statistics()["tokens_held"] == num_kept
 
 
-def test_clear_of_one_scope_with_prompt_scopes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
-    engine = V2(**STORE, prompt_scopes=True)
-    worker = create_worker(SimpleNamespace(speculator=engine.speculator))
-    worker.ngram_npu_store_warm([WORDS])
-    with pytest.raises(ValueError, match="clear: expected all_scopes=True with prompt_scopes"):
-        worker.ngram_npu_store_clear()
-    worker.ngram_npu_store_clear(all_scopes=True)
-    assert engine.store.scopes == {}
-
-
 def test_worker_that_merges_a_missing_file_raises_or_ends_its_rank(tmp_path: Path) -> None:
     proposer = create_async_proposer()
     worker = create_worker(SimpleNamespace(drafter=proposer))
     with pytest.raises(FileNotFoundError):
         worker.ngram_npu_store_merge(str(tmp_path / "missing"))
-    proposer.has_other_ranks = True
+    getattr(proposer, ATTRIBUTE).has_other_ranks = True
     with pytest.raises(ValueError, match="expected a vector of token ids"):
         worker.ngram_npu_store_warm([["a"]])
     with pytest.raises(SystemExit):
@@ -366,6 +320,6 @@ def test_worker_of_a_synchronous_runner_rejects_scopes(arguments: tuple[Any, ...
     worker = create_worker(SimpleNamespace(drafter=NgramProposer(make_store_config())))
     with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
         worker.ngram_npu_store_clear(*arguments)
-    worker.model_runner.drafter = NgramProposer(make_store_config(store=None))
+    worker.model_runner.drafter = NgramProposer(make_store_config(store=False))
     with pytest.raises(RuntimeError, match="store: this engine has none"):
         worker.ngram_npu_store_statistics()

@@ -19,60 +19,80 @@ from fake_engine import (
     OperatorRecorder,
     Request,
     RequestState,
-    StandaloneARSpeculator,
     V2Neural,
     make_config,
-    make_input_batch,
 )
-from ngram_npu.config import default_match_costs
-from ngram_npu.engines.vllm import v2
-from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.sharing import prompt_scope_of_request
-from ngram_npu.store import scope_of
+from ngram_npu import NgramConfig
+from ngram_npu.draft_costs import DraftCosts
+from ngram_npu.engines.vllm import neural, v2
 
 
-@pytest.mark.parametrize("engine", ["scan", "index"])
-def test_rows_out_of_range_get_no_draft_and_other_rows_do(engine: str) -> None:
-    runner = V2(engine=engine)
+def test_rows_out_of_range_get_no_draft_and_other_rows_do() -> None:
+    runner = V2()
     for row in range(ROWS):
         runner.begin(Request(f"{row}", [1, 2, 3, 9, 1, 2]))
     runner.step({"0": [3]})
-    rows = [runner.get_row("0"), -1, ROWS, runner.get_row("1")]
-    runner.req_states.append_tokens(rows[3], [3])
-    drafts, counts, _ = runner.speculator._look_up(
-        make_input_batch(rows), torch.tensor([1, 2, 1, 1], dtype=torch.int32), int64=True
-    )
-    assert drafts[1:3].eq(-1).all()
-    assert counts[1:3].tolist() == [0, 0]
-    assert drafts[3].tolist() == [9, 1, 2, 3]
+    rows = torch.tensor([runner.get_row("0"), -1, ROWS, runner.get_row("1")])
+    runner.req_states.append_tokens(int(rows[3]), [3])
+    num_sampled = torch.tensor([1, 2, 1, 1], dtype=torch.int32)
+    drafts = runner.drafter.draft(rows, num_sampled, None, int64=True)
+    assert drafts.draft_token_ids[1:3].eq(-1).all()
+    assert drafts.num_draft_tokens[1:3].tolist() == [0, 0]
+    assert drafts.draft_token_ids[3].tolist() == [9, 1, 2, 3]
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_on": "host"}])
-def test_metrics_count_only_tokens_that_the_runner_verifies(options: dict[str, str]) -> None:
-    runner = V2(metrics=True, **options)
+def test_metrics_count_only_tokens_that_the_runner_verifies() -> None:
+    runner = V2(metrics=True)
     runner.begin(Request("a", [1, 2, 3, 4, 5, 6, 1, 2]))
     runner.step({"a": [3]}, num_speculative_tokens=2)
     runner.step({"a": [4, 5, 6]}, num_speculative_tokens=K)
     runner.step({"a": [1]}, num_speculative_tokens=0)
-    stats = runner.drafter._stats
-    verified, accepted = stats.acceptance.read_and_reset().sum(axis=1)
-    assert verified.tolist() == accepted.tolist() == [1, 1, *[0] * (K - 2)]
+    stats = runner.drafter.stats
+    assert stats is not None
     assert stats._sums["tokens"] == 2 + K
     stats.end_interval()
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_on": "host"}, {"method": "eagle"}])
-def test_dummy_run_and_warm_up_call_no_lookup(options: dict[str, str]) -> None:
-    has_neural_drafter = "method" in options
-    engine = V2Neural() if has_neural_drafter else V2(**options)
+@pytest.mark.parametrize("engine_class", [V2, V2Neural])
+def test_dummy_run_and_warm_up_call_no_lookup(engine_class: Any) -> None:
+    engine = engine_class()
     engine.begin(Request("a", [1, 2, 1]))
     rows = [engine.get_row("a")]
     for name, arguments in (("a", {"dummy_run": True}), ("_warmup_0_", {})):
         with OperatorRecorder() as recorder:
             drafts = engine.propose(rows, {name: [2]}, **arguments)
         assert not any(name.startswith("ngram_npu") for name in recorder.names)
-        assert drafts.tolist() == ([[1, 2, 3, 4]] if has_neural_drafter else [[0] * K])
+        assert drafts.tolist() == ([[1, 2, 3, 4]] if engine_class is V2Neural else [[0] * K])
     assert engine.step({}) == {}
+
+
+@pytest.mark.usefixtures("_wrap_add_requests")
+def test_warm_up_requests_are_not_stored() -> None:
+    engine = V2(**STORE)
+    engine.begin(Request("_warmup_0_", [1]))
+    for _ in range(3):
+        engine.step({"_warmup_0_": [5, 6, 7]})
+    assert engine.store.statistics.tokens_held == 0
+
+
+def test_adaptive_verification_gets_probabilities_of_the_cost_table() -> None:
+    engine = V2(adaptive=True)
+    engine.begin(Request("a", [1, 2, 3, 9, 8, 1, 2]), Request("b", [4]))
+    drafts = engine.step({"b": [5], "a": [3]})
+    assert drafts["a"] == [9, 8, 1, 2]
+    assert engine.speculator.enable_adaptive_verification
+    confidence = engine.speculator.draft_token_confidence_probs
+    assert (confidence.dtype, confidence.shape) == (torch.float32, (ROWS, K))
+    counts, match_len = torch.tensor([0, K]), torch.tensor([0, 3])
+    expected = DraftCosts(NgramConfig(k=K)).compute_probabilities(match_len, counts)
+    assert torch.equal(confidence[:2], expected)
+    assert not hasattr(V2().speculator, "draft_token_confidence_probs")
+
+
+@pytest.mark.usefixtures("_wrap_add_requests")
+def test_store_with_fewer_slots_than_rows_is_rejected() -> None:
+    with pytest.raises(ValueError, match=f"store: expected at most {ROWS - 1} rows"):
+        V2(**STORE, rows=ROWS - 1)
 
 
 class Stock:
@@ -113,7 +133,7 @@ def test_replacement_inherits_methods_and_has_attributes_of_the_stock_constructo
         ("total_len", torch.zeros(9, 1, dtype=torch.int32), "total_len.gpu (rank, dtype, device"),
         ("total_len", np.zeros(9, np.int32), "the runner's state has no total_len.gpu"),
         ("req_id_to_index", None, "the runner's state has no req_id_to_index"),
-        ("add_request", None, "add_request takes no all_token_ids, max_tokens, prompt_len, req_id"),
+        ("add_request", None, "add_request takes no req_id"),
     ],
 )
 def test_stock_speculator_is_created_for_an_unknown_state(
@@ -137,15 +157,6 @@ def test_stock_speculator_is_created_for_an_unknown_state(
 PASSAGE = list(range(10, 30))
 NGRAM_DRAFT = PASSAGE[12 : 12 + K]
 NEURAL_DRAFTS = (torch.arange(ROWS * K).reshape(ROWS, K) + 1).tolist()
-with_each_lookup = pytest.mark.parametrize(
-    "options",
-    [
-        {"engine": "scan"},
-        {"lookup": "1-16", "min_draft_probability": 0.1},
-        {"lookup": "1-16", "min_draft_probability": 1},  # has no effect: all tokens are verified
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
 
 
 def make_engine(**options: Any) -> V2Neural:
@@ -168,9 +179,8 @@ def reject_neural_drafts(engine: V2Neural, names: str, steps: int = 20) -> None:
         propose(engine, names, [1] * len(names.split()))
 
 
-@with_each_lookup
-def test_ngram_draft_replaces_neural_draft_with_lower_acceptance(options: Any) -> None:
-    engine = make_engine(**options)
+def test_ngram_draft_replaces_neural_draft_with_lower_acceptance() -> None:
+    engine = make_engine()
     assert propose(engine, "twice once", [1, 1]) == NEURAL_DRAFTS[:2], "expected neural drafts"
     reject_neural_drafts(engine, "twice once")
     assert propose(engine, "twice once", [1, 1]) == [NGRAM_DRAFT, NEURAL_DRAFTS[1]]
@@ -193,14 +203,6 @@ def test_new_request_begins_with_the_highest_acceptance() -> None:
     assert engine.drafter.neural_acceptance[row].tolist() == [K << 16, 1 + K]
 
 
-def test_ngram_draft_below_threshold_does_not_replace_neural_draft() -> None:
-    engine = make_engine(beside_threshold=float(K))
-    reject_neural_drafts(engine, "twice")
-    assert propose(engine, "twice", [1]) == NEURAL_DRAFTS[:1]
-    engine = make_engine(beside_threshold=K - 0.5)
-    assert engine.drafter._threshold == (2 * K - 1) << 15
-
-
 def test_step_that_verified_no_drafts_does_not_change_acceptance() -> None:
     engine = make_engine()
     for _ in range(20):
@@ -221,31 +223,12 @@ def test_positions_beyond_requested_draft_tokens_are_empty() -> None:
     assert acceptance[1] == 1, "expected no neural draft token"
 
 
-@pytest.mark.usefixtures("_wrap_add_requests")
-def test_text_is_stored_in_the_prompt_scope_of_its_tenant_too() -> None:
-    engine = V2(**STORE, prompt_scopes=True)
-    requests = [Request(name, [1], name[0]) for name in ("a", "b", "a without")]
-    for request in requests[:2]:
-        request.sampling_params.extra_args["ngram_npu_prompt_scope"] = "prompt"
-    engine.begin(*requests)
-    for token in (10, 11, 12, 13):
-        engine.step({request.req_id: [token] for request in requests})
-    expected = {scope_of("a"): 8, scope_of("b"): 4}
-    for name in "ab":
-        scope = prompt_scope_of_request(scope_of(name), requests[0].sampling_params)
-        assert scope is not None
-        expected[scope] = 4
-    assert engine.store.scopes == expected
-    assert len(expected) == 4
-    engine.store.check_integrity()
-
-
 @pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
 @pytest.mark.parametrize("arguments", [{"num_speculative_tokens": 0}, {"skip_drafts": True}])
 def test_step_without_drafts_calls_no_lookup(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
+    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
     engine = V2(**options)
     engine.begin(Request("a", [1, 2, 3, 1, 2]))
     rows, addresses = [engine.get_row("a")], set()
@@ -255,15 +238,11 @@ def test_step_without_drafts_calls_no_lookup(
         with OperatorRecorder() as recorder:
             drafts = engine.propose(rows, {"a": [token]}, **arguments)
         called = {name for name in recorder.names if name.startswith("ngram_npu")}
-        assert called <= {"ngram_npu.gather_sampled_tokens_"}
+        assert called == ({"ngram_npu.store_append_"} if options else set())
         assert drafts.shape == (1, K)
         drafts[:, 0:] = -1  # as vLLM does
         addresses.add(drafts.data_ptr())
     assert len(addresses) == 1, "expected the same buffer in each step"
-    if options:
-        engine.index.check_integrity({rows[0]: np.array(engine.alive["a"].tokens, np.int32)})
-        assert engine.store.statistics.tokens_inserted == 3
-        assert engine.store.statistics.lookups == 0
     assert engine.step({"a": [3]})["a"][:2] == [1, 2], "expected a draft in a later step"
 
 
@@ -298,16 +277,14 @@ def test_estimator_observes_only_neural_drafts() -> None:
     assert speculator.observe_verification.__self__ is speculator
 
 
-@pytest.mark.parametrize("options", [{}, {"lookup": "1-16", "min_draft_probability": 0.1}])
-def test_confidence_of_an_ngram_draft_is_computed_from_its_costs(options: Any) -> None:
-    engine = make_adaptive_engine(**options)
+def test_confidence_of_an_ngram_draft_is_that_of_the_cost_table() -> None:
+    engine = make_adaptive_engine()
     assert propose(engine, "once twice", [1, 1]) == [NEURAL_DRAFTS[0], NGRAM_DRAFT]
     confidence = engine.speculator.draft_token_confidence_probs
     assert torch.equal(confidence[[0, 2]], torch.full((2, K), 0.01))
-    costs = torch.from_numpy(default_match_costs()[12 : 12 + K].copy())
-    if options:
-        costs = engine.drafter._draft_costs[1]
-    assert torch.allclose(confidence[1], 2 ** (costs / -16))
+    costs = DraftCosts(NgramConfig(k=K))
+    expected = costs.compute_probabilities(torch.tensor([12]), torch.tensor([K]))
+    assert torch.equal(confidence[1:2], expected)
 
 
 def test_choice_uses_costs_of_neural_tokens_unless_they_are_sampled() -> None:
@@ -318,7 +295,7 @@ def test_choice_uses_costs_of_neural_tokens_unless_they_are_sampled() -> None:
         engine.speculator.draft_token_confidence_probs[:] = 0.999
         assert probabilistic or propose(engine, "twice", [1]) == [NEURAL_DRAFTS[0]]
         engine.speculator.draft_token_confidence_probs[0] = torch.tensor([1.0, 0.5, 0.25, 1e-9])
-        costs = engine.drafter._neural_draft_costs(torch.tensor(NEURAL_DRAFTS[:1]))
+        costs = engine.drafter.compute_neural_costs(torch.tensor(NEURAL_DRAFTS[:1]))
         if probabilistic:
             assert costs is None
         else:
@@ -330,7 +307,7 @@ def test_metrics_count_rows_and_ngram_drafts_beside_a_neural_drafter() -> None:
     engine = make_engine(metrics=True)
     engine.begin(Request("prefilling", [1]))
     reject_neural_drafts(engine, "twice once")
-    stats = engine.drafter._stats
+    stats = engine.drafter.stats
     stats.end_interval()
     propose(engine, "twice once prefilling", [1, 1, 0])
     assert (stats._sums["rows"], stats._sums["drafts"], stats._sums["tokens"]) == (2, 1, K)
@@ -346,28 +323,14 @@ class StagedWriteTensor:
         self.write_contents = object() if uva else None
 
 
-@pytest.mark.parametrize(
-    ("device", "options", "is_dense"),
-    [
-        ("cpu", {}, False),
-        ("meta", {}, True),
-        ("meta", {"dense_rows": False}, False),
-        ("meta", {"draft_on": "host"}, False),
-    ],
-)
-def test_rows_in_host_memory_are_moved_to_the_device_that_scans_them(
-    monkeypatch: pytest.MonkeyPatch, device: str, options: Any, is_dense: bool
-) -> None:
-    monkeypatch.delattr(v2.RowLookup, "__init__")  # the constructor needs the device's kernels
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_rows_in_host_memory_are_moved_to_the_device(device: str) -> None:
     rows = StagedWriteTensor((ROWS, 9), torch.int32, CPU, uva=True)
     state = SimpleNamespace(all_token_ids=rows)
-    vllm_config = make_config(method="draft_model", beside=True, **options)
-    arguments = vllm_config, read_options(vllm_config, "beside"), torch.device(device), state
     for _ in range(2):
-        with pytest.raises(TypeError, match=r"object\.__init__"):
-            v2.NeuralDrafterWrapper(*arguments, StandaloneARSpeculator())
+        neural.move_rows_to_device(state, torch.device(device))
         new_rows = state.all_token_ids
-        assert (new_rows is rows) != is_dense
-        assert (new_rows.write_contents is None) == is_dense
+        assert (new_rows is rows) == (device == "cpu")
+        assert (new_rows.write_contents is None) == (device != "cpu")
         assert (new_rows.gpu.shape, new_rows.gpu.dtype) == ((ROWS, 9), torch.int32)
         assert new_rows.device == CPU

@@ -7,6 +7,7 @@ namespace {
 using AscendC::Add;
 using AscendC::Duplicate;
 using AscendC::SetFlag;
+using AscendC::TEventID;
 using AscendC::WaitFlag;
 
 TEST(Buffers, AccessOutsideTensorIsReported) {
@@ -251,9 +252,10 @@ TEST_F(PipeOrder, FlagOfOtherPipesDoesNotOrderAccesses) {
       [this] {
         Scratch<int32_t> s(64);
         sync_all_pipes();
-        SetFlag<HardEvent::MTE2_V>(0);
+        const TEventID id = GetTPipePtr()->AllocEventID<HardEvent::MTE2_V>();
+        SetFlag<HardEvent::MTE2_V>(id);
         copy_in(*this, s.tensor);
-        WaitFlag<HardEvent::MTE2_V>(0);
+        WaitFlag<HardEvent::MTE2_V>(id);
         compute(*this, s.tensor);
       },
       regions);
@@ -325,6 +327,35 @@ TEST_F(PipeOrder, MisuseOfFlagIsReported) {
   EXPECT_FAULT("never waited for", make_kernel([] { SetFlag<HardEvent::V_MTE3>(0); }));
   EXPECT_FAULT("the IDs are 0 to 5", make_kernel([] { SetFlag<HardEvent::V_MTE3>(6); }));
   EXPECT_FAULT("no TPipe", [] { GetTPipePtr(); });
+}
+
+TEST_F(PipeOrder, HeldIdRequiresReservation) {
+  // Returns a kernel that computes between setting and waiting for a flag.
+  const auto make_kernel = [](bool is_reserved, const std::function<void(TEventID)>& release) {
+    return [=] {
+      Scratch<int32_t> s(64);
+      TPipe& pipe = *GetTPipePtr();
+      const TEventID id = is_reserved ? pipe.AllocEventID<HardEvent::V_MTE3>() : pipe.FetchEventID(HardEvent::V_MTE3);
+      SetFlag<HardEvent::V_MTE3>(id);
+      Duplicate(s.tensor, 0, 64);
+      WaitFlag<HardEvent::V_MTE3>(id);
+      release(id);
+    };
+  };
+  const auto release = [](TEventID id) { GetTPipePtr()->ReleaseEventID<HardEvent::V_MTE3>(id); };
+  EXPECT_CLEAN(make_kernel(true, release));
+  EXPECT_FAULT("FetchEventID does not reserve IDs", make_kernel(false, [](TEventID) {}));
+  EXPECT_FAULT("not allocated", make_kernel(true, [&](TEventID id) {
+                 release(id);
+                 release(id);
+               }));
+  EXPECT_FAULT("set, and not waited for", make_kernel(true, [&](TEventID id) {
+                 SetFlag<HardEvent::V_MTE3>(id);
+                 release(id);
+               }));
+  EXPECT_FAULT("no event ID left", make_kernel(true, [&](TEventID) {
+                 for (int i = 0; i < 6; ++i) GetTPipePtr()->AllocEventID<HardEvent::V_MTE3>();
+               }));
 }
 
 TEST_F(PipeOrder, EndlessKernelIsReported) {

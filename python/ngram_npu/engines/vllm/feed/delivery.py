@@ -25,18 +25,9 @@ from ngram_npu.engines.vllm.metrics import FeedMetrics, call_repeatedly
 from ngram_npu.engines.vllm.options import (
     Options,
     engine_index,
-    find_method,
     publishes_text,
-    read_options,
 )
-from ngram_npu.engines.vllm.patching import (
-    SCHEDULER,
-    format_error,
-    logger,
-    run_after_import,
-    wrap_function,
-)
-from ngram_npu.engines.vllm.sharing import count_text_rows
+from ngram_npu.engines.vllm.patching import format_error, logger
 from ngram_npu.tensors import Int32Array
 
 ATTRIBUTE = "ngram_npu_texts"
@@ -185,33 +176,19 @@ class TextDelivery:
         return dataclasses.replace(step, digest=self._digest.add(step))
 
 
-def install() -> None:
-    """Wraps vLLM's scheduler, now or when vLLM imports it. May be called again."""
-    run_after_import(SCHEDULER, _wrap_scheduler)
-
-
-def _wrap_scheduler(module: Any) -> None:
-    wrap_function(getattr(module, "Scheduler", None), "__init__", _init)
-
-
-def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    stock(scheduler, *args, **kwargs)
-    vllm_config = scheduler.vllm_config
-    method = find_method(vllm_config)
-    if method is None:
-        return
-    options = read_options(vllm_config, method)
+def make_delivery(vllm_config: Any, options: Options) -> TextDelivery | None:
+    """Returns the delivery of an engine's scheduler; None without a feed. Never raises."""
     if not options.store_feed:
-        return
+        return None
     try:
         source = make_source(vllm_config, options)
     except Exception as error:
         logger.error("ngram_npu: store_feed is off: %s", format_error(error))
-        return
-    text_delivery = TextDelivery(source, count_text_rows(options))
-    attach(scheduler, text_delivery)
+        return None
+    text_delivery = TextDelivery(source, options.num_text_rows)
     metrics = FeedMetrics(vllm_config)
     call_repeatedly(lambda: metrics.update(source.get_counters()), text_delivery.closed)
+    return text_delivery
 
 
 def make_source(vllm_config: Any, options: Options) -> TextSource:
@@ -228,22 +205,3 @@ def make_source(vllm_config: Any, options: Options) -> TextSource:
         vocab_size=vllm_config.model_config.get_vocab_size(),
         own_endpoint=endpoint,
     )
-
-
-def attach(scheduler: Any, delivery: TextDelivery) -> None:
-    """Makes a scheduler add text to its outputs. The functions of the instance are replaced,
-    because subclasses of vLLM's scheduler may override those of its class."""
-    stock_schedule, stock_shutdown = scheduler.schedule, scheduler.shutdown
-    ready, add_texts = delivery.ready, delivery.add_texts
-
-    def schedule(*args: Any, **kwargs: Any) -> Any:
-        output = stock_schedule(*args, **kwargs)
-        if ready:  # only this is done in each step, also without text
-            add_texts(output)
-        return output
-
-    def shutdown(*args: Any, **kwargs: Any) -> Any:
-        delivery.close()
-        return stock_shutdown(*args, **kwargs)
-
-    scheduler.schedule, scheduler.shutdown = schedule, shutdown

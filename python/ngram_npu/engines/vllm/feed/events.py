@@ -21,8 +21,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from ngram_npu.engines.vllm.feed.scopes import compute_scope
 from ngram_npu.engines.vllm.feed.texts import CONTEXT_TOKENS, FedText
+from ngram_npu.engines.vllm.scopes import compute_scope
 
 MAX_EVENTS = 1 << 14
 """Maximum number of events in a batch, which has the events of one step. It limits how long one

@@ -1,7 +1,6 @@
 """Inserts fed texts into the store of a rank (:mod:`~ngram_npu.engines.vllm.feed.delivery`).
 
-The text becomes part of the steps' order: an event of the next job where the host drafts, launches
-in the stream of the steps for a store on a device, and a call before the step in the V1 runner.
+The text becomes part of the steps' order: it is inserted by launches in the stream of the steps.
 """
 
 from __future__ import annotations
@@ -25,24 +24,35 @@ from ngram_npu.engines.vllm.patching import (
     parameter_names,
     wrap_function,
 )
-from ngram_npu.engines.vllm.sharing import SharedStore, exit_worker_on_error
-from ngram_npu.host_drafting import HostDrafting
+from ngram_npu.engines.vllm.ranks import exit_worker_on_error
+from ngram_npu.store import NgramStore
 
 
 class TextInserter:
-    """Inserts the text of steps, and compares it with what the scheduler sent.
+    """Inserts the text of steps into a store, and compares it with what the scheduler sent.
 
     Args:
-        insert: Inserts the pieces of a step into the store.
+        store: The store. Text row r uses its slot ``first_slot + r``.
+        num_rows: How many texts may be continued at the same time.
+        device: Device of the store; None: the host. Nothing waits for it.
     """
 
-    def __init__(self, insert: Callable[[TextStep], None]) -> None:
-        self._insert, self._inserted = insert, TextDigest()
+    def __init__(
+        self, store: NgramStore, num_rows: int, *, first_slot: int, device: torch.device | None
+    ) -> None:
+        self._store, self._first_slot = store, first_slot
+        self._rows = _Rows(num_rows)
+        self._device = torch.device("cpu") if device is None else device
+        shape = num_rows, ROW_TOKENS
+        self._tokens = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        self._lengths = torch.zeros(num_rows, dtype=torch.int32, device=self._device)
+        self._inserted = TextDigest()
         self._sent_digest = self._inserted.digest
 
     def insert(self, step: TextStep) -> None:
         """Inserts text, and adds it to the digest of all inserted text."""
-        self._insert(step)
+        for part, positions in self._rows.append(step):
+            self._insert_part(part, positions)
         self._inserted.add(step)
 
     def run_step(self, step: TextStep | None) -> None:
@@ -60,13 +70,40 @@ class TextInserter:
                 f"the scheduler sent it, got {self._inserted.digest.hex()}"
             )
 
+    def _insert_part(self, part: TextStep, positions: npt.NDArray[np.int64]) -> None:
+        """Inserts pieces of which no two are for one row."""
+        columns = (
+            *(part.tokens, positions, part.rows, self._rows.lengths[part.rows], part.counts),
+            *(part.scopes, part.rows[part.begins_text] + self._first_slot),
+        )
+        packed = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
+        if self._device.type != "cpu":
+            packed = packed.pin_memory().to(self._device, non_blocking=True)
+        sizes = [len(column) for column in columns]
+        tokens, places, row_ids, lengths, counts, scopes, new_slots = torch.split(packed, sizes)
+        self._tokens.view(-1).index_copy_(0, places, tokens.int())
+        self._lengths.index_copy_(0, row_ids, lengths.int())
+        max_new = int(part.counts.max())
+        self._store.begin_step(len(part.rows), max_new)
+        self._store.begin_requests(new_slots)
+        self._store.append(
+            self._tokens,
+            self._lengths,
+            counts.int(),
+            row_indices=row_ids,
+            slot_indices=row_ids + self._first_slot,
+            scopes=scopes,
+            max_new=max_new,
+            hold_back=False,
+        )
+
 
 def insert_texts(drafter: Any, scheduler_output: Any) -> None:
     """Inserts the text that the scheduler added to its output, if any, into a drafter's store.
     Called in every step."""
-    store: SharedStore | None = getattr(drafter, "shared_store", None)
-    if store is not None and store.text_inserter is not None:
-        _run_step(drafter, store.text_inserter, getattr(scheduler_output, ATTRIBUTE, None))
+    inserter = getattr(drafter, "text_inserter", None)
+    if inserter is not None:
+        _run_step(drafter, inserter, getattr(scheduler_output, ATTRIBUTE, None))
 
 
 @exit_worker_on_error
@@ -76,7 +113,7 @@ def _run_step(drafter: Any, inserter: TextInserter, step: TextStep | None) -> No
     except Exception as error:
         if drafter.has_other_ranks:
             raise
-        drafter.shared_store.text_inserter = None
+        drafter.text_inserter = None
         logger.error("ngram_npu: store_feed is off: %s", format_error(error))
 
 
@@ -88,7 +125,7 @@ def init_v1(stock: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -
 
     def insert_and_execute(*args: Any, **kwargs: Any) -> Any:
         output = find_argument(args, kwargs, 0, "scheduler_output")
-        insert_texts(getattr(runner, "drafter", None), output)
+        insert_texts(getattr(getattr(runner, "drafter", None), "ngram_npu", None), output)
         return execute_model(*args, **kwargs)
 
     runner.execute_model = insert_and_execute
@@ -100,20 +137,6 @@ def install_v1(module: Any) -> None:
     stock = getattr(runner, "execute_model", None)
     if inspect.isfunction(stock) and parameter_names(stock)[:2] == ["self", "scheduler_output"]:
         wrap_function(runner, "__init__", init_v1)
-
-
-def make_job_inserter(store: SharedStore, drafting: HostDrafting) -> TextInserter | None:
-    """Returns an inserter that makes text a part of the next job; None without a feed."""
-    if not store.num_text_rows:
-        return None
-
-    def insert(step: TextStep) -> None:
-        pieces = np.split(step.tokens, np.cumsum(step.counts)[:-1])
-        columns = step.rows.tolist(), pieces, step.scopes.tolist(), step.begins_text.tolist()
-        for row, tokens, scope, begins_text in zip(*columns, strict=True):
-            drafting.append_text(row, tokens, scope=scope, begins_text=begins_text)
-
-    return TextInserter(insert)
 
 
 class _Rows:
@@ -156,76 +179,11 @@ def _split_by_row(step: TextStep) -> Iterator[TextStep]:
         rows_of_part.clear()
 
 
-def make_host_inserter(store: SharedStore) -> TextInserter | None:
-    """Returns an inserter for the V1 runner, which writes to a store in host memory immediately;
-    None without a feed.
-
-    Raises:
-        ValueError: The plugin has not wrapped the runner.
-    """
-    if not store.num_text_rows:
-        return None
+def require_wrapped_runner() -> None:
+    """Raises ValueError if the plugin has not wrapped the V1 runner of this process."""
     runner = getattr(sys.modules.get(RUNNER), "GPUModelRunner", None)
     if runner is not None and not is_wrapped(runner.__init__, init_v1):
         raise ValueError(
             "ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a V1 runner whose "
             "execute_model ngram_npu can wrap; this one is not wrapped"
         )
-    contents, rows = store.host_contents, _Rows(store.num_text_rows)
-    token_ids = np.zeros((store.num_text_rows, ROW_TOKENS), np.int32)
-
-    def insert(step: TextStep) -> None:
-        for part, positions in rows.append(step):
-            token_ids.reshape(-1)[positions] = part.tokens
-            slots = part.rows + np.int32(store.first_text_slot)
-            contents.close_slots(slots[part.begins_text])
-            contents.append_rows(
-                token_ids,
-                rows.lengths,
-                part.counts,
-                row_indices=part.rows,
-                slot_indices=slots,
-                scopes=part.scopes,
-            )
-
-    return TextInserter(insert)
-
-
-def make_device_inserter(store: SharedStore) -> TextInserter | None:
-    """Returns an inserter that launches copies and insertions in the current stream; None without a
-    feed. Nothing waits for the device."""
-    if not store.num_text_rows:
-        return None
-    contents, rows = store.device_contents, _Rows(store.num_text_rows)
-    first_slot, device = store.first_text_slot, contents.text.device
-    token_ids = torch.zeros(store.num_text_rows, ROW_TOKENS, dtype=torch.int32, device=device)
-    num_tokens = torch.zeros(store.num_text_rows, dtype=torch.int32, device=device)
-
-    def insert(step: TextStep) -> None:
-        for part, positions in rows.append(step):
-            columns = (
-                *(part.tokens, positions, part.rows, rows.lengths[part.rows], part.counts),
-                *(part.scopes, part.rows[part.begins_text] + first_slot),
-            )
-            packed = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
-            if device.type != "cpu":
-                packed = packed.pin_memory().to(device, non_blocking=True)
-            sizes = [len(column) for column in columns]
-            tokens, places, row_ids, lengths, counts, scopes, new_slots = torch.split(packed, sizes)
-            token_ids.view(-1).index_copy_(0, places, tokens.int())
-            num_tokens.index_copy_(0, row_ids, lengths.int())
-            max_new = int(part.counts.max())
-            contents.begin_step(len(part.rows), max_new)
-            contents.begin_requests(new_slots)
-            contents.append(
-                token_ids,
-                num_tokens,
-                counts.int(),
-                row_indices=row_ids,
-                slot_indices=row_ids + first_slot,
-                scopes=scopes,
-                max_new=max_new,
-                hold_back=False,
-            )
-
-    return TextInserter(insert)

@@ -1,0 +1,193 @@
+"""The store of an engine's rank, with the files that it is loaded from and saved to."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from multiprocessing.util import Finalize
+from typing import Any
+
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT, Options, vocabulary_digest
+from ngram_npu.engines.vllm.patching import format_error, logger
+from ngram_npu.store import NgramStore
+from ngram_npu.store import file as store_file
+
+IDLE_S = 1.0
+"""A store to which no text was added for this time is saved."""
+BUSY_SAVE_S = 60.0
+"""Longest time between two saves while text is added."""
+IDLE_SAVE_S = 10.0
+"""Minimum time between two saves of an idle store."""
+PAUSE_PER_SAVE = 20
+"""Minimum time between two saves, in durations of the last one: saves take at most 5 %."""
+
+
+class SharedStore:
+    """A store and its files.
+
+    Args:
+        device: Where the store is; None: in host memory.
+        has_scopes: Whether the runner passes on the scopes of requests.
+
+    Raises:
+        ValueError: A file cannot be used.
+    """
+
+    def __init__(
+        self, vllm_config: Any, options: Options, device: Any, *, has_scopes: bool
+    ) -> None:
+        self.path = options.store_file
+        self.has_scopes = has_scopes
+        self._requires_scope = options.scope == "required"
+        self._is_killed = getattr(vllm_config, "shutdown_timeout", None) == 0
+        """Whether a server that is stopped kills its workers before they can save."""
+        self._model_config = vllm_config.model_config
+        num_slots = options.max_num_seqs + options.num_text_rows
+        vocabulary = self.compute_vocabulary_digest() if self.path or options.store_seed else ""
+        self._arguments: dict[str, Any] = {
+            "device": device,
+            "num_slots": num_slots,
+            "max_batch": num_slots,
+            "tokenizer": vocabulary,
+        }
+        self._tokens = options.store_tokens
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.digest = ""
+        """Of the contents that were loaded; empty: none."""
+        self._loaded_files = ""
+        self._saved_revision: object = None
+        self._saved_at = 0.0
+        """When the last save began, of ``_saved_revision``."""
+        self.contents = self._load_files(options.store_seed)
+
+    def _load_files(self, seed: str) -> NgramStore:
+        """Returns the contents of this engine's own file. It includes the seed with which it began;
+        a new seed is merged, and text that both contain is kept once."""
+        own_file = self.path if self.path and os.path.exists(self.path) else ""
+        if seed and self.path and os.path.realpath(seed) == os.path.realpath(self.path):
+            raise ValueError("ngram_npu: store_seed: expected another file than store_file")
+        name, checksum, own_checksum = "store_file", "", ""
+        contents = None
+        try:
+            if own_file:
+                description = store_file.describe(own_file)
+                if description.num_tokens > self._tokens:
+                    raise ValueError(
+                        f"expected at most {self._tokens} tokens, the capacity of the store, got "
+                        f"{description.num_tokens}: raise store_tokens"
+                    )
+                contents, own_checksum = self._load(own_file), description.checksum
+            name = "store_seed"
+            if seed:
+                checksum = store_file.describe(seed).checksum
+                if contents is not None and checksum[:32] in (contents.seed, own_checksum[:32]):
+                    seed = checksum = ""
+            if seed:
+                contents, earlier = self._load(seed), contents
+                contents.seed = checksum[:32]
+                if earlier is not None:
+                    contents.merge(earlier, new_only=True)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"ngram_npu: {name}: {error}") from error
+        self._loaded_files = " and ".join(filter(None, (seed, own_file)))
+        self.digest = checksum + own_checksum
+        return NgramStore(self._tokens, **self._arguments) if contents is None else contents
+
+    def _load(self, path: str) -> NgramStore:
+        return NgramStore.load(path, tokens=self._tokens, **self._arguments)
+
+    def discard_files(self) -> None:
+        """Drops what was loaded, because other ranks loaded something else. The file stays as it
+        is."""
+        self.path = ""
+        self.contents.clear()
+
+    def compute_vocabulary_digest(self) -> str:
+        """Returns the digest of the model's vocabulary; empty, with a log line, if it cannot be
+        read."""
+        try:
+            return vocabulary_digest(self._model_config) or ""
+        except Exception as error:
+            text = "ngram_npu: the store's files are not compared with the tokenizer: %s"
+            logger.info(text, format_error(error))
+            return ""
+
+    def start_saving(self, owner: object) -> None:
+        """Saves the file while the engine runs, without stopping steps, and when ``owner`` ends.
+        Called on one rank."""
+        self._saved_revision, self._saved_at = self.contents.revision, time.monotonic()
+        if self.path:
+            self._thread = threading.Thread(
+                target=self._save_when_due, name="ngram_npu store", daemon=True
+            )
+            self._thread.start()
+            Finalize(owner, self._end, exitpriority=0)
+
+    def log_settings(self) -> None:
+        """Logs a line about the store, and one about its file."""
+        if self.path:
+            logger.info(
+                f"ngram_npu: store_file={self.path} is written {IDLE_S:g} s after text stops "
+                f"coming in, at least every {BUSY_SAVE_S:g} s while it comes in, and when the "
+                "engine ends"
+            )
+            if self._is_killed:
+                logger.warning(
+                    "ngram_npu: with shutdown_timeout=0 vLLM kills its workers when the server is "
+                    "stopped, and text since the last save is lost; --shutdown-timeout 10 gives "
+                    "them time to save it"
+                )
+        requests = "all requests of this engine"
+        refused = "; those with a cache_salt, a LoRA adapter or a scope are refused"
+        if self.has_scopes:
+            requests = (
+                f"requests of one cache_salt, LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
+            )
+            refused = "; those with none of the three are refused" if self._requires_scope else ""
+        store, tokens = self.contents, self.contents.statistics.tokens_held
+        loaded = f", {tokens} of them from {self._loaded_files}" if tokens else ""
+        logger.info(
+            f"ngram_npu: the store is on: {requests} draft from each other's text "
+            f"({store.capacity} tokens in {store.nbytes / 1e6:.0f} MB{loaded}){refused}"
+        )
+
+    def _save_when_due(self) -> None:
+        """Saves soon after requests end, since vLLM may kill a worker at any time: when text stops
+        coming in, or at an interval."""
+        previous = self.contents.revision
+        last, busy_s, idle_s = time.monotonic(), BUSY_SAVE_S, 0.0
+        while not self._ended.wait(min(IDLE_S, BUSY_SAVE_S)):
+            state = self.contents.revision
+            is_idle, previous = state == previous, state
+            started = time.monotonic()
+            if state == self._saved_revision or started - last < (idle_s if is_idle else busy_s):
+                continue
+            is_saved = self._save()
+            last = time.monotonic()
+            pause_s = PAUSE_PER_SAVE * (last - started)
+            busy_s = max(BUSY_SAVE_S, pause_s)
+            idle_s = max(IDLE_SAVE_S, pause_s) if is_saved else busy_s
+
+    def _end(self) -> None:
+        self._ended.set()
+        if self._thread not in (None, threading.current_thread()):
+            self._thread.join()
+        self._save()
+
+    @property
+    def save_age_s(self) -> float:
+        """Time since the last save began, or the engine started; 0 if nothing has changed since."""
+        is_saved = self.contents.revision == self._saved_revision
+        return 0.0 if is_saved else time.monotonic() - self._saved_at
+
+    def _save(self) -> bool:
+        revision, started = self.contents.revision, time.monotonic()
+        try:
+            self.contents.save(self.path)
+        except Exception as error:
+            logger.warning("ngram_npu: the store is not saved: %s", format_error(error))
+            return False
+        self._saved_revision, self._saved_at = revision, started
+        return True

@@ -1,0 +1,160 @@
+"""Tests the command: options, output, exit codes; and learn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_samples import ANSWER, SHAPES, USER
+from ngram_npu.store import NgramStore, scope_of
+from ngram_npu_cli import command
+from ngram_npu_cli.tokenization import load_tokenizer
+
+PAIRS = [
+    {"prompt": f"{USER} {i}", "completion": f"{ANSWER} {i}", "salt": "ab"[i % 2]} for i in range(8)
+]
+
+
+def run(*arguments: object) -> int:
+    return command.main([str(argument) for argument in arguments])
+
+
+def test_replay_prints_a_table_and_notes(write_jsonl: Any, capsys: Any, tmp_path: Path) -> None:
+    path = write_jsonl(*PAIRS, {"a": 1})
+    assert run("replay", path, "--json", tmp_path / "out.json") == 0
+    output = capsys.readouterr()
+    assert "lookup=auto k=5, tokenizer: mistral-v1" in output.out
+    first, second = output.err.splitlines()
+    assert first.startswith("ngram-npu: note: 1 of 9 records are skipped: ")
+    assert second.startswith("ngram-npu: note: the tokenizer is not your model's")
+    values = json.loads((tmp_path / "out.json").read_text())
+    assert values["settings"]["lookup=auto k=5"]["total"]["requests"] == 8
+    assert run("replay", path, "--json", "-", "--tokenizer", "bytes") == 0
+    assert json.loads(capsys.readouterr().out)["tokenizer"] == "bytes"
+
+
+def test_tune_prints_the_recommendation_first(
+    write_jsonl: Any, capsys: Any, tmp_path: Path
+) -> None:
+    path = write_jsonl(*PAIRS)
+    arguments = [
+        "tune",
+        path,
+        "--tokenizer",
+        "bytes",
+        "--cost",
+        "0.05",
+        "--plot",
+        tmp_path / "p.png",
+    ]
+    assert run(*arguments) == 0
+    assert capsys.readouterr().out.startswith(("Use lookup=", "Do not speculate"))
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_learn_saves_the_answers_by_salt(write_jsonl: Any, capsys: Any, tmp_path: Path) -> None:
+    path, output = write_jsonl(*PAIRS, {"prompt": "a", "completion": "b"}), tmp_path / "a.store"
+    assert (
+        run("learn", path, "-o", output, "--salt-field", "salt", "--tokenizer", "mistral-v1") == 0
+    )
+    assert "8 answers" in capsys.readouterr().out
+    store = NgramStore.load(output)
+    assert {*store.scopes} == {scope_of(("cache_salt", salt)) for salt in "ab"}
+    encode = load_tokenizer().encode
+    expected = sorted(encode(record["completion"]) for record in PAIRS)
+    assert sorted(text.tolist() for _, text in store.texts()) == expected
+    assert store.tokenizer
+    assert run("learn", path, "-o", output, "--tokenizer", "bytes") == 0
+    assert {*NgramStore.load(output).scopes} == {0}
+
+
+def test_learn_writes_nothing_if_it_fails(write_jsonl: Any, capsys: Any, tmp_path: Path) -> None:
+    path = write_jsonl({"prompt": "a", "completion": "b"})
+    for extra in ((), ("--store-tokens", 1), ("--salt-field", "none")):
+        assert run("learn", path, "-o", tmp_path / "x", "--tokenizer", "bytes", *extra) == 2
+    assert not (tmp_path / "x").exists()
+    assert run("learn", path, "-o", tmp_path / "no" / "x") == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["replay", "--demo", "a"],
+        ["replay", "no-such-file"],
+        ["replay", "--demo", "--k", "0"],
+        ["replay", "--demo", "--k", "99"],
+        ["replay", "--demo", "--lookup", "ladder"],
+        ["replay", "--demo", "--compare", "x"],
+        ["replay", "--demo", "--min-draft-probability", "0.5"],
+        ["replay", "--demo", "--map", "x", "--chat-template", "no"],
+        ["tune", "--demo", "--cost", "no-file"],
+        ["tune", "--demo", "--plot", "no/such/folder.png"],
+        ["learn", "--demo"],
+        ["measure-cost"],
+        [],
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments: list[str], capsys: Any) -> None:
+    assert run(*arguments) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("ngram-npu")
+
+
+def test_pipe_on_stdin_is_read() -> None:
+    line = json.dumps(SHAPES["messages"][0]).encode()
+    done = subprocess.run(
+        [sys.executable, "-m", "ngram_npu_cli", "replay", "--tokenizer", "bytes"],
+        input=line,
+        capture_output=True,
+        check=True,
+    )
+    assert b"stdin" in done.stdout
+
+
+def test_help_imports_neither_numpy_nor_the_library() -> None:
+    code = (
+        "import sys; from ngram_npu_cli.command import main; main(['--help'])\n"
+        "main(['tune', '-h'])\n"
+        "assert not {'numpy', 'torch', 'ngram_npu', 'tqdm'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_interrupt_prints_what_was_measured(capsys: Any, monkeypatch: Any) -> None:
+    class Bar:
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, _: int) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("ngram_npu_cli.replay.make_bar", lambda *_: Bar())
+    assert run("replay", "--demo", "--tokenizer", "bytes") == command.EXIT_INTERRUPTED
+    assert "interrupted: the figures are those of the part" in capsys.readouterr().out
+    monkeypatch.setattr("ngram_npu_cli.logs.reader.LogReader.__iter__", Bar().update)
+    assert run("replay", "--demo") == command.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "ngram-npu: interrupted, nothing was measured\n"
+
+
+def test_completion_and_version_are_printed(capsys: Any) -> None:
+    pytest.importorskip("shtab")
+    assert run("--print-completion", "bash") == 0
+    assert "--salt-field" in capsys.readouterr().out
+    assert run("--version") == 0
+
+
+def test_bar_is_shown_only_on_a_terminal(capsys: Any, monkeypatch: Any) -> None:
+    from ngram_npu_cli.progress import make_bar
+
+    with make_bar("read", 10, "B") as bar:
+        bar.update(5)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with make_bar("read", 10, "B") as bar:
+        bar.update(5)

@@ -1,0 +1,311 @@
+"""Tests that logs are read: shapes, presets, mappings, files and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_samples import (
+    ANSWER,
+    CONTAINERS,
+    MESSAGES,
+    PRESET_RECORDS,
+    REQUEST,
+    RESPONSE,
+    SHAPES,
+    USER,
+    read,
+    write_container,
+)
+from ngram_npu.errors import InputError
+from ngram_npu_cli.logs.mapping import PRESETS
+from ngram_npu_cli.logs.reader import LogReader
+from ngram_npu_cli.tokenization import Tokenization
+
+EXPECTED = [[(f"user:{USER}", ANSWER)]]
+RECORDED = Path(__file__).parent / "data" / "recorded.jsonl"
+PAIR = {"prompt": USER, "completion": ANSWER}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("name", [*SHAPES, *PRESET_RECORDS])
+def test_record_of_each_shape_and_preset_gives_the_same_conversation(
+    name: str, container: str, tmp_path: Path
+) -> None:
+    records = (SHAPES | PRESET_RECORDS)[name]
+    if name in ("list", "otlp", "claude-code") and container in ("csv", "parquet"):
+        pytest.skip("it is no table")
+    assert read(write_container(tmp_path, records, container)) == EXPECTED
+
+
+def test_table_has_at_most_12_presets_and_each_has_a_sample() -> None:
+    assert len(PRESETS) <= 12
+    assert PRESETS.keys() <= {*PRESET_RECORDS, "claude-code-notes"}
+
+
+def test_records_of_all_kinds_in_one_folder_are_read(tmp_path: Path) -> None:
+    for name, records in (SHAPES | PRESET_RECORDS).items():
+        (tmp_path / name).mkdir()
+        write_container(tmp_path / name, records, "jsonl")
+    # The batches have the same custom_id, so they cannot be joined.
+    reader = LogReader([tmp_path])
+    conversations = list(reader)
+    assert len(conversations) == len(SHAPES | PRESET_RECORDS) - 2
+    assert len(reader.list_notes()) <= 5
+
+
+def recorded_logs() -> dict[str, bytes]:
+    lines = RECORDED.read_text(encoding="utf-8").splitlines()
+    return {record["file"]: record["text"].encode() for record in map(json.loads, lines)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chat", "stream", "anthropic", "responses", "responses-stream", "chat-token-ids"]
+    + ["stream-token-ids", "completions-stream-token-ids"],
+)
+def test_log_recorded_from_vllm_gives_its_tokens(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_bytes(recorded_logs()[path.name])
+    tokenization = Tokenization("mistral-v1")
+    requests = [r for _, c in LogReader([path], strict=True) for r in tokenization.tokenize(c)]
+    expected = 23 if "stream-token-ids" in name else 69 if "token-ids" in name else 75
+    assert sum(r.num_generated for r in requests) == expected
+
+
+def test_batch_in_two_files_is_joined_and_failed_requests_are_counted(tmp_path: Path) -> None:
+    for name, text in recorded_logs().items():
+        if name.startswith("run-batch/"):
+            (tmp_path / name.partition("/")[2]).write_bytes(text)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    assert len(list(LogReader([tmp_path]))) == len(list(LogReader(files))) == 3
+
+
+def test_failed_requests_are_skipped_with_a_reason(write_jsonl: Any) -> None:
+    failed = [
+        {"request": REQUEST, "response": {"error": {"message": "no"}}},
+        {"request": REQUEST, "response": {"status_code": 500, "body": RESPONSE}},
+        {"request": REQUEST, "response": RESPONSE},
+        {"request": REQUEST, "response": RESPONSE},
+        {"request": REQUEST, "response": RESPONSE},
+    ]
+    reader = LogReader([write_jsonl(*failed)])
+    assert len(list(reader)) == 3
+    (note,) = reader.list_notes()
+    assert "2 of 5 records are skipped" in note
+    assert ":1: the request failed (2x)" in note
+
+
+# Mappings
+
+
+@pytest.mark.parametrize(
+    ("text", "record"),
+    [
+        ("prompt=a.b, answer=c", {"a": {"b": USER}, "c": ANSWER}),
+        ("prompt=a, answer=c[0]", {"a": json.dumps(MESSAGES[:1]), "c": [ANSWER]}),
+        ("messages=x[?role]", {"x": [*MESSAGES, {"note": 1}]}),
+        ("records=calls, prompt=q, answer=a", {"calls": [{"q": USER, "a": ANSWER}]}),
+        ("records=calls", {"calls": [PAIR]}),
+        ("keep=ok, prompt=q, answer=a", {"ok": True, "q": USER, "a": ANSWER}),
+        ("alpaca", {"instruction": USER, "input": "", "output": ANSWER}),
+    ],
+)
+def test_mapping_selects_fields(text: str, record: Any, write_jsonl: Any) -> None:
+    if text == "records=calls":
+        text += ", prompt=prompt, answer=completion"
+    assert read(write_jsonl(record), map=text) == EXPECTED
+
+
+def test_mapped_rows_are_grouped_and_sorted_by_time(write_jsonl: Any) -> None:
+    times = [3, "2001-01-01T00:00:00Z", 2, 1.5]
+    texts = ["c", "d", "b", "a"]
+    roles = ["user", "assistant", "assistant", "user"]
+    lines = [
+        {"c": "x", "r": role, "t": text, "at": time}
+        for time, text, role in zip(times, texts, roles, strict=True)
+    ]
+    mapping = "role=r, content=t, conversation=c, time=at"
+    assert read(write_jsonl(*lines), map=mapping) == [[("user:a", "b"), ("user:c", "d")]]
+
+
+@pytest.mark.parametrize("time", ["soon", None, [1], 10**400, {}, "9" * 400])
+def test_row_without_a_time_is_refused(time: Any, write_jsonl: Any) -> None:
+    lines = [{"c": 1, "m": m, "at": t} for m, t in zip(MESSAGES, (1, time), strict=True)]
+    with pytest.raises(InputError, match="time of a row"):
+        read(write_jsonl(*lines), map="content=m, conversation=c, time=at")
+
+
+@pytest.mark.parametrize("text", ["prompt", "prompt=a[", "question=a", "prompt=a, prompt=b", "x"])
+def test_wrong_mapping_is_an_error_before_reading(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--map"):
+        read(tmp_path / "missing", map=text)
+
+
+def test_failing_expression_skips_the_record(write_jsonl: Any) -> None:
+    path = write_jsonl({"a": 1, "b": ANSWER}, PAIR | {"a": "x", "b": ANSWER})
+    reader = LogReader([path], map="prompt=join('', a), answer=b")
+    with pytest.raises(InputError, match=r"jsonl:1: an expression fails"):
+        list(reader)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"a": 1, "b": 2},
+        PAIR | {"context": "It is a box."},
+        PAIR | {"history": [["a", "b"]]},
+        PAIR | {"reasoning": "Boxes hold things."},
+        PAIR | {"output": "In the bag."},
+        {"prompt": USER, "chosen": ANSWER, "rejected": "No."},
+        {"messages": MESSAGES, "answer": "42"},
+        {"messages": MESSAGES[:1]},
+        {"messages": MESSAGES, "prompt": USER},
+        {"prompt": USER, "completion": ""},
+        {"request": REQUEST | {"previous_response_id": "r"}, "response": RESPONSE},
+        {"request": {"prompt": USER, "echo": True}, "response": ANSWER},
+        {"request": {"contents": []}, "response": RESPONSE},
+        {"messages": [*MESSAGES[:1], {**MESSAGES[1], "parts": [{"type": "text", "text": "x"}]}]},
+        {"messages": [*MESSAGES, {"role": "user", "content": "x", "attachments": [{"text": "y"}]}]},
+        {"messages": [*MESSAGES, {"role": "critic", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}, MESSAGES[1]]},
+        {"messages": [MESSAGES[0], {"role": "assistant", "content": '<details type="reasoning">'}]},
+        {"request": REQUEST, "response": {"choices": [{"message": MESSAGES[0]}]}},
+        {"request": REQUEST, "response": [{"type": "message_start", "message": {}}]},
+        {"request": REQUEST, "response": [{"type": "response.created", "response": {}}]},
+        {"custom_id": "a", "body": REQUEST},
+    ],
+)
+def test_record_that_may_mean_something_else_is_refused(record: Any, write_jsonl: Any) -> None:
+    with pytest.raises(InputError, match=r"log\.jsonl:1: "):
+        read(write_jsonl(record))
+
+
+def test_refusal_names_file_line_keys_and_guide_but_no_value(write_jsonl: Any) -> None:
+    path = write_jsonl(PAIR, {"secret key": "secret value", "b": 2})
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert str(caught.value) == (
+        f'{path}:2: the record has the keys "secret key", "b"; see docs/guides/logs.md for what is '
+        "read, and --map"
+    )
+
+
+def test_more_refused_than_read_records_are_an_error(write_jsonl: Any) -> None:
+    with pytest.raises(InputError, match="2 of 3 records"):
+        list(LogReader([write_jsonl(PAIR, {"a": 1}, {"b": 1})]))
+
+
+def test_custom_id_that_occurs_twice_is_refused(write_jsonl: Any) -> None:
+    with pytest.raises(InputError, match="has 2 requests and 1 results"):
+        read(write_jsonl(SHAPES["batch"][0], *SHAPES["batch"]))
+
+
+def test_salt_field_is_read_and_a_record_without_it_is_skipped(write_jsonl: Any) -> None:
+    lines = [PAIR | {"user": {"salt": "ann"}}, PAIR | {"user": {}}, PAIR | {"user": {"salt": "bo"}}]
+    reader = LogReader([write_jsonl(*lines)], salt_field="user.salt")
+    assert [conversation.salt for _, conversation in reader] == ["ann", "bo"]
+    assert "1 of 3 records" in reader.list_notes()[0]
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (json.dumps(PAIR), 1),
+        (json.dumps(PAIR, indent=2), 1),
+        (json.dumps([PAIR, PAIR]), 2),
+        (json.dumps([PAIR, PAIR], indent=2), 2),
+        (json.dumps(MESSAGES) + "\n" + json.dumps(MESSAGES), 2),
+        ("\ufeff" + json.dumps(PAIR) + "\n\n" + json.dumps(PAIR), 2),
+        ("\n\n" + json.dumps(PAIR) + "\r\n" + json.dumps(PAIR), 2),
+        (json.dumps(PAIR) + "\n" + json.dumps(PAIR)[:-5], 1),
+    ],
+)
+def test_json_document_or_lines_are_read(content: str, expected: int, tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(content, encoding="utf-8")
+    assert len(list(LogReader([path]))) == expected
+
+
+def test_line_that_cannot_be_read_is_skipped_with_its_number(write_jsonl: Any) -> None:
+    lines = [b"{", b"[1, ", b"\xff{}", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"]
+    path = write_jsonl(*lines, *[PAIR] * 6)
+    reader = LogReader([path])
+    assert len(list(reader)) == 6
+    assert f"5 of 11 records are skipped: {path}:1: not JSON" in reader.list_notes()[0]
+
+
+def test_zstd_arrow_and_stdin_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+
+    table = pyarrow.table({"prompt": [USER], "completion": [ANSWER]})
+    for name, new in (("a.arrow", pyarrow.ipc.new_file), ("b.log", pyarrow.ipc.new_stream)):
+        with new(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+        assert read(tmp_path / name) == EXPECTED
+    compressed = pyarrow.compress(json.dumps(PAIR).encode(), "zstd", asbytes=True)
+    (tmp_path / "c.zst").write_bytes(compressed)
+    assert read(tmp_path / "c.zst") == EXPECTED
+    pipe_out, pipe_in = os.pipe()
+    thread = threading.Thread(
+        target=lambda: (os.write(pipe_in, json.dumps(PAIR).encode()), os.close(pipe_in))
+    )
+    thread.start()
+    with open(pipe_out) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert read(Path("-")) == EXPECTED
+    thread.join()
+
+
+def test_bad_file_does_not_end_a_folder(tmp_path: Path) -> None:
+    write_container(tmp_path, [PAIR], "jsonl")
+    (tmp_path / "README.md").write_text("# Logs")
+    (tmp_path / "a.json").write_text("{")
+    (tmp_path / "b.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "c.jsonl.gz").write_bytes(b"\x1f\x8b broken")
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 broken")
+    (tmp_path / "e.csv").write_text("prompt,prompt\na,b\n")
+    (tmp_path / "f.jsonl").touch()
+    (tmp_path / ".hidden.jsonl").write_text(json.dumps(PAIR))
+    reader = LogReader([tmp_path])
+    assert len(list(reader)) == 1
+    assert len(reader.list_notes()) == 2
+    assert "and 6 other files" in reader.list_notes()[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b"{", "not JSON"),
+        ("a.jsonl", b"", "no conversation"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08broken", "damaged gzip"),
+        ("a.parquet", b"PAR1broken", "damaged Parquet"),
+        ("a.csv", b"prompt,completion\n\xff,b\n", "not CSV"),
+        ("a.csv", b'prompt,completion\n"a,b\n', "not CSV"),
+        ("a.csv", b"prompt,completion\na,b,c\n", "3 values for 2 columns"),
+    ],
+)
+def test_file_that_cannot_be_read_is_an_error(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        list(LogReader([tmp_path / name]))
+    with pytest.raises(InputError, match="no such file"):
+        list(LogReader([tmp_path / "missing"]))
+
+
+def test_limit_bounds_the_conversations_of_each_file(write_jsonl: Any) -> None:
+    paths = [write_jsonl(*[PAIR] * 5, name=name) for name in ("a.jsonl", "b.jsonl")]
+    assert len(list(LogReader(paths, limit=2))) == 4

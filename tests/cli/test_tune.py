@@ -1,0 +1,204 @@
+"""Tests the choice of a setting."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ngram_npu.errors import InputError
+from ngram_npu_cli.logs.reader import LogReader
+from ngram_npu_cli.replay import Setting
+from ngram_npu_cli.tokenization import Tokenization
+from ngram_npu_cli.tune import (
+    SETTINGS,
+    Counts,
+    StepTimes,
+    choose,
+    find_opening,
+    format_tune,
+    list_ranges,
+    load_cost,
+    make_sample,
+    measure,
+    plot_tune,
+    tune,
+)
+
+
+def make_records(count: int) -> list[dict[str, Any]]:
+    """Returns conversations of two kinds: answers that repeat the prompt, and answers that do not,
+    each followed by a request for a title."""
+    generator = random.Random(1)
+    records = []
+    for number in range(count):
+        words = [generator.choice("abcdefghij") * 3 for _ in range(40)]
+        text = f"{number} " + " ".join(words)
+        chat = {"prompt": f"Repeat: {text}", "completion": text}
+        title = {"prompt": f"Give a title, {number}", "completion": str(generator.random()) * 2}
+        records += [chat, title]
+    return records
+
+
+def run(path: Path, **options: Any) -> Any:
+    arguments = {"drafts": "padded", "allow_store": False, "store_tokens": 1 << 14} | options
+    cost = arguments.pop("cost", StepTimes("c", share=0.05))
+    return tune(LogReader([path]), Tokenization("bytes"), cost, **arguments)
+
+
+def test_order_of_records_does_not_change_the_result(write_jsonl: Any) -> None:
+    records = make_records(24)
+    orders = [records, records[::-1], records[::2] + records[1::2], records[1::2] + records[::2]]
+    random.Random(2).shuffle(records := list(records))
+    reports = [run(write_jsonl(*order), allow_store=True) for order in [*orders, records]]
+    assert len({json.dumps(report.to_dict()) for report in reports}) == 1
+    assert reports[0].choice is not None
+
+
+def test_requests_of_one_conversation_are_in_one_half() -> None:
+    opening = b"x" * 40
+    requests = [("", opening + bytes([65 + i]) * 9, make_request(i)) for i in range(26)]
+    requests += [("", opening, make_request(100)), ("s", b"a", make_request(101))]
+    requests += [("s", b"b", make_request(102)), ("", b"a", make_request(103))]
+    sample = make_sample(requests)
+    groups = [sorted(set(half)) for half in sample.groups]
+    assert not {*groups[0]} & {*groups[1]}
+    assert sorted(
+        map(sum, ([len([g for g in h if g == n]) for h in sample.groups] for n in range(3)))
+    ) == [1, 2, 27]
+
+
+def make_request(token: int) -> Any:
+    from ngram_npu_cli.tokenization import TokenRequest
+
+    return TokenRequest(((np.array([token], np.int32), np.array([1, 2, 3], np.int32)),))
+
+
+def test_opening_of_a_growing_conversation_stays_the_same(write_jsonl: Any) -> None:
+    head = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    answer = {"role": "assistant", "content": "a"}
+    path = write_jsonl(
+        {"messages": [*head, answer]}, {"messages": [*head, answer, head[1], answer]}
+    )
+    first, second = (find_opening(conversation) for _, conversation in LogReader([path]))
+    assert first == second
+
+
+def test_command_has_the_largest_length_of_its_table(write_jsonl: Any) -> None:
+    report = run(write_jsonl(*make_records(24)), cost=load_cost(None))
+    command = report.format_command()
+    speculative = json.loads(command.split("'")[1])
+    table = speculative["num_speculative_tokens_per_batch_size"]
+    assert speculative["num_speculative_tokens"] == max(k for _, _, k in table)
+    assert table[0][0] == 1
+    assert table[-1][:2] == [65, 256]
+    text = format_tune(report)
+    assert text.startswith("Use lookup=")
+    assert "\nK to use" in text
+    assert text.count("TOO FEW") == 0
+
+
+def test_nothing_that_wins_gives_the_advice_not_to_speculate(write_jsonl: Any) -> None:
+    report = run(write_jsonl(*make_records(24)), cost=StepTimes("c", share=3.0))
+    assert report.choice is None
+    assert {*report.lengths.values()} == {0}
+    text = format_tune(report)
+    assert text.startswith("Do not speculate: no setting is surely faster")
+    assert "vllm serve" not in text
+
+
+def test_trimmed_drafts_have_one_length(write_jsonl: Any) -> None:
+    report = run(write_jsonl(*make_records(24)), drafts="trimmed", cost=load_cost(None))
+    assert '"method": "ngram", "num_speculative_tokens": ' in report.format_command()
+    assert len({*report.lengths.values()} - {0}) == 1
+
+
+def make_counts(tokens: float, drafted: float, groups: int = 40, noise: float = 0.0) -> Counts:
+    steps = np.full(groups, 100.0)
+    spread = np.linspace(-noise, noise, groups)
+    return Counts(steps * tokens * (1 + spread), steps, steps * drafted)
+
+
+def test_gain_within_the_spread_of_conversations_is_not_sure() -> None:
+    cost = StepTimes("c", share=0.0)
+    for noise, expected in ((0.01, 1), (0.9, 0)):
+        counts = {SETTINGS[0]: (make_counts(1.02, 1), make_counts(1.02, 1, noise=noise))}
+        assert choose(counts, cost, False)[1] == {1: expected}
+
+
+def test_store_is_chosen_only_if_allowed() -> None:
+    settings = (Setting("auto", 5), Setting("auto", 5, store=True))
+    halves = [(make_counts(t, 5), make_counts(t, 5)) for t in (1.5, 2.0)]
+    counts = dict(zip(settings, halves, strict=True))
+    cost = StepTimes("c", share=0.01)
+    assert [choose(counts, cost, allowed)[0] for allowed in (False, True)] == list(settings)
+
+
+def test_speedup_weighs_tokens_against_the_time_of_a_step() -> None:
+    times = {1: 1.0, 4: 1.0, 8: 2.0}
+    cost = StepTimes("f", times)
+    assert cost.batch_sizes == (1,)
+    assert cost.compute_relative(1, np.array([0, 3, 5, 7, 11])).tolist() == [1, 1, 1.5, 2, 3]
+    assert cost.compute_relative(4, np.array([0.0, 1.0])).tolist() == [1, 2]
+    assert make_counts(3, 7).compute_speedup(cost, 1)[0] == pytest.approx(1.5)
+    assert make_counts(3, 7).compute_speedup(StepTimes("s", share=0.1), 1)[0] == pytest.approx(
+        3 / 1.7
+    )
+
+
+def test_interrupted_measurement_keeps_complete_chunks(monkeypatch: Any) -> None:
+    requests = [("", bytes([i]), make_request(i)) for i in range(40)]
+    sample = make_sample(requests)
+    monkeypatch.setattr("ngram_npu_cli.tune._CHUNK", 4)
+    calls = []
+
+    class Bar:
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+
+        def update(self, _: int) -> None:
+            calls.append(1)
+            if len(calls) == 60:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("ngram_npu_cli.tune.make_bar", lambda *_: Bar())
+    counts, is_complete = measure(sample, SETTINGS, 4096)
+    assert not is_complete
+    sizes = {tuple(len(half.steps) for half in halves) for halves in counts.values()}
+    assert len(sizes) == 1
+    assert 0 < sum(sizes.pop()) < 40
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"1": 1}', '{"2": 1, "3": 2}', '{"1": 1e308, "2": 1}', '{"1": NaN, "2": 1}']
+    + [
+        '{"1": "x", "2": 1}',
+        '{"1": [1], "2": 1}',
+        "[" * 100_000,
+        '{"1": 1, "' + "9" * 5000 + '": 1}',
+    ]
+    + ['{"1": 1, "2": ' + "9" * 400 + "}", '{"0": 1, "1": 1}', '{"1": -1, "2": 1}'],
+)
+def test_wrong_file_of_step_times_is_an_error(content: str, tmp_path: Path) -> None:
+    (tmp_path / "cost.json").write_text(content)
+    with pytest.raises(InputError, match="--cost: "):
+        load_cost(str(tmp_path / "cost.json"))
+    with pytest.raises(InputError, match="--cost: "):
+        load_cost("12")
+
+
+def test_ranges_of_batch_sizes_are_contiguous() -> None:
+    assert list_ranges({1: 8, 4: 8, 16: 3, 64: 0}) == [[1, 4, 8], [5, 16, 3], [17, 64, 0]]
+
+
+def test_plot_has_a_line_per_setting(write_jsonl: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = run(write_jsonl(*make_records(6)), cost=load_cost(None))
+    plot_tune(report, tmp_path / "plot", "svg")
+    drawing = (tmp_path / "plot").read_text()
+    assert drawing.count("<!-- lookup=") == len(SETTINGS)
+    assert "<!-- requests at once -->" in drawing

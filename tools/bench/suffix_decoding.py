@@ -1,0 +1,119 @@
+"""Replays the recorded sets with suffix decoding, the reference of tools.bench.gates.
+
+    python -m tools.bench.suffix_decoding [--data FOLDER] [--json FILE]
+
+Downloads arctic-inference's source from PyPI and compiles only its suffix tree, in
+build/suffix-decoding, which git ignores. Needs cmake, ninja and a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tools.bench.measure import ROOT, make_parser, write_result
+from tools.bench.recorded import Counts, find_data, load_sets, replay
+
+VERSION, NANOBIND = "0.3.0", "2.9.2"
+FOLDER = ROOT / "build" / "suffix-decoding"
+K = 8
+DEPTH = 64
+"""Depth of a tree, which is also the longest context that can match (Arctic's default)."""
+LIMITS = (1.0, 0.0, 0.1, False)
+"""Arctic's defaults of max_spec_factor, max_spec_offset, min_token_prob, and no tree drafts."""
+
+
+def load_tree_class() -> Any:
+    """Returns Arctic's class SuffixTree, after downloading and compiling it if needed."""
+    if not list(FOLDER.glob("out/_C.*")):
+        pip = [sys.executable, "-m", "pip"]
+        source = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+        _run(*pip, *source, f"arctic-inference=={VERSION}", "--dest", str(FOLDER))
+        _run(*pip, "install", "--target", str(FOLDER / "nanobind"), f"nanobind=={NANOBIND}")
+        with tarfile.open(FOLDER / f"arctic_inference-{VERSION}.tar.gz") as archive:
+            archive.extractall(FOLDER, filter="data")
+        tree = FOLDER / f"arctic_inference-{VERSION}" / "csrc" / "suffix_decoding"
+        python = f"-DPython_EXECUTABLE={sys.executable}"
+        _run("cmake", "-S", str(tree), "-B", str(FOLDER / "out"), "-G", "Ninja", python)
+        _run("cmake", "--build", str(FOLDER / "out"))
+    library = next(FOLDER.glob("out/_C.*"))
+    spec = importlib.util.spec_from_file_location("arctic._C", library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.SuffixTree
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(FOLDER / "nanobind")})
+
+
+class SuffixDecoding:
+    """A drafter with a tree per conversation. If it is shared, another tree has the text of all
+    conversations without the first prompt of each; the draft with the higher score is used."""
+
+    def __init__(self, tree_class: Any, is_shared: bool) -> None:
+        self._tree_class = tree_class
+        self._shared_tree = tree_class(DEPTH) if is_shared else None
+        self._num_conversations = 0
+        self._states: dict[int, Any] = {}
+
+    def reset(self, rows: Any) -> None:
+        for row in rows.tolist():
+            tree = self._tree_class(DEPTH)
+            self._states[row] = SimpleNamespace(tree=tree, length=0, id=self._num_conversations)
+            self._num_conversations += 1
+
+    def step(
+        self, token_ids: Any, num_tokens: Any, sampled: Any, *, row_indices: Any, advance: bool
+    ) -> Any:
+        """Appends the sampled tokens to the rows and drafts; the replay always advances."""
+        rows = range(len(token_ids)) if row_indices is None else row_indices.tolist()
+        drafts, counts = np.full((len(rows), K), -1, np.int32), np.zeros(len(rows), np.int32)
+        for i, row in enumerate(rows):
+            new, state, start = sampled[i][sampled[i] >= 0], self._states[row], num_tokens[row]
+            end = start + len(new)
+            token_ids[row, start:end] = new
+            num_tokens[row] = end
+            state.tree.extend_ndarray(0, token_ids[row, state.length : end])
+            trees = [state.tree]
+            if self._shared_tree is not None:
+                # In a conversation's first step, the length is 0, and the prompt is left out.
+                text = token_ids[row, state.length or start : end]
+                self._shared_tree.extend_ndarray(state.id, text)
+                trees.append(self._shared_tree)
+            state.length = end
+            context = token_ids[row, max(0, end - DEPTH) : end]
+            found = [tree.speculate_ndarray(context, K, *LIMITS) for tree in trees]
+            best = max(found, key=lambda draft: draft.score).token_ids
+            drafts[i, : len(best)], counts[i] = best, len(best)
+        return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = make_parser("suffix_decoding", __doc__)
+    options = parser.parse_args(arguments)
+    tree_class, sets = load_tree_class(), load_sets(find_data(options.data))
+    results: dict[str, dict[str, Counts]] = {"single": {}, "shared": {}}
+    for kind, counts in results.items():
+        for name, requests in sets.items():
+            drafter = SuffixDecoding(tree_class, is_shared=kind == "shared")
+            counts[name] = replay(requests, drafter, K, padded=False)
+            print(f"{kind:8} {name:28} {counts[name].tokens_per_step:.4f} tokens per step")
+    values = {
+        kind: {name: c._asdict() for name, c in counts.items()} for kind, counts in results.items()
+    }
+    write_result(options.json, arguments, peer=f"arctic-inference {VERSION}", k=K, **values)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
