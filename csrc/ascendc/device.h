@@ -112,7 +112,7 @@ struct UbWords {
 
 // Items [first, first + count) of an array, staged in the unified buffer and accessed by their indices in the array.
 template <class T>
-class UbWindow {
+class UbWindow : public UbWindowLayout<T> {
  public:
   __aicore__ inline UbWindow(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
       : array_(array), items_(pipe, larger<int64_t>(capacity, 1)) {}
@@ -160,7 +160,7 @@ class StagedDraftRows : public StagedDraftRowsLayout {
 // An array that the scalar unit accesses at any index. The whole array is staged in the unified buffer. An array of
 // more than kMaxStagedItems items stays in global memory, and each access may wait for a cache line.
 template <class T>
-class RandomAccessArray {
+class RandomAccessArray : public RandomAccessArrayLayout<T> {
  public:
   __aicore__ inline RandomAccessArray(AscendC::TPipe& pipe, Gm<const T> array, int64_t size)
       : array_(array), num_staged_(size <= kMaxStagedItems ? size : 0), staged_items_(pipe, array, num_staged_) {}
@@ -175,7 +175,7 @@ class RandomAccessArray {
 };
 
 // An IndexArray that the scalar unit accesses at any index, like RandomAccessArray.
-class RandomAccessIndices {
+class RandomAccessIndices : public RandomAccessIndicesLayout {
  public:
   __aicore__ inline RandomAccessIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
       : bytes_(indices.bytes),
@@ -200,7 +200,7 @@ class RandomAccessIndices {
 // Loads single values from any addresses in global memory, with one wait for all loads. Loads beyond the capacity are
 // dropped, and operator[] then returns another loaded value. The caller's capacity is sufficient for all requests of a
 // pass; only with a query_start_loc that is not sorted, for which results are unspecified, are there more loads.
-class ScatteredLoads {
+class ScatteredLoads : public ScatteredLoadsLayout {
  public:
   __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)
       : capacity_(capacity), values_(pipe, capacity * kAlignItems) {}

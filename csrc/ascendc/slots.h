@@ -8,7 +8,7 @@ namespace ngram_npu::ascendc {
 
 // The staged items [begin, end) of a tensor with one item per token. Items that are not set keep the tensor's value.
 template <class T>
-class TokenWindow {
+class TokenWindow : public TokenWindowLayout<T> {
  public:
   __aicore__ inline TokenWindow(AscendC::TPipe& pipe, int64_t capacity) : items_(pipe, capacity) {}
 
@@ -80,7 +80,7 @@ struct ShiftDivision {
 };
 
 // The arrays of all requests that the slot mapping needs.
-struct StagedSlots {
+struct StagedSlots : StagedSlotsLayout {
   RandomAccessArray<int32_t> query_start_loc;
   RandomAccessIndices row_indices;
   ScatteredLoads blocks;

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "ascendc/launch_args.h"
+#include "core/correction.h"
+#include "core/drafting.h"
 #include "core/merging.h"
 #include "core/store.h"
 
@@ -28,9 +30,170 @@ struct LocalBufferLayout {
 
 NGRAM_FN constexpr int64_t int32_ub_bytes(int64_t capacity) { return LocalBufferLayout<int32_t>::ub_bytes(capacity); }
 
+template <class T>
+struct UbWindowLayout : LocalBufferLayout<T> {};
+
+template <class T>
+struct RandomAccessArrayLayout {
+  static constexpr int64_t ub_bytes(int64_t size) {
+    return LocalBufferLayout<T>::ub_bytes(size <= kMaxStagedItems ? size : 0);
+  }
+};
+
+struct RandomAccessIndicesLayout {
+  static constexpr int64_t ub_bytes(const IndexArray& indices, int64_t size) {
+    return RandomAccessArrayLayout<int32_t>::ub_bytes(indices.bytes == 4 ? size : 0) +
+           RandomAccessArrayLayout<int64_t>::ub_bytes(indices.bytes == 8 ? size : 0);
+  }
+};
+
+struct ScatteredLoadsLayout {
+  static constexpr int64_t ub_bytes(int64_t capacity) { return int32_ub_bytes(capacity * kUnitItems); }
+};
+
 struct StagedDraftRowsLayout {
   static constexpr int64_t ub_bytes(const DraftRows& rows, int64_t k, int64_t per_pass) {
     return int32_ub_bytes(per_pass * round_up_items<int32_t>(k * rows.bytes / int64_t{sizeof(int32_t)}));
+  }
+};
+
+// Gathering and correcting (gather.h, counts.h, slots.h, correction.cpp).
+
+struct PassIndicesLayout {
+  static constexpr int64_t ub_bytes(const IndexArray& indices, int64_t capacity) {
+    return int32_ub_bytes(capacity) + LocalBufferLayout<int64_t>::ub_bytes(indices.bytes == 8 ? capacity : 1);
+  }
+};
+
+struct GatherOffsetsLayout {
+  static constexpr int64_t ub_bytes(int64_t capacity) { return 2 * int32_ub_bytes(capacity); }
+};
+
+struct GatherSourceLayout {
+  static constexpr int64_t ub_bytes(int64_t items) { return int32_ub_bytes(smaller(items, kMaxStagedItems)); }
+};
+
+struct PreviousCountsLayout {
+  static constexpr int64_t ub_bytes(const CorrectNumComputedTokensParams& p) {
+    return 3 * GatherSourceLayout::ub_bytes(p.num_previous);
+  }
+};
+
+struct CountCorrectorLayout {
+  static constexpr int64_t ub_bytes(const CorrectNumComputedTokensParams& p, int64_t per_pass) {
+    return PassIndicesLayout::ub_bytes(p.prev_positions, per_pass) + GatherOffsetsLayout::ub_bytes(per_pass) +
+           5 * int32_ub_bytes(per_pass);
+  }
+};
+
+template <class T>
+struct TokenWindowLayout : LocalBufferLayout<T> {};
+
+struct StagedSlotsLayout {
+  static constexpr int64_t ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
+    return RandomAccessArrayLayout<int32_t>::ub_bytes(p.batch + 1) +
+           RandomAccessIndicesLayout::ub_bytes(p.row_indices, p.batch) + ScatteredLoadsLayout::ub_bytes(per_pass);
+  }
+};
+
+struct RequestPassLayout {
+  static constexpr int64_t ub_bytes(const CorrectSpecStateParams& p, int64_t per_pass) {
+    return CountCorrectorLayout::ub_bytes(p.counts, per_pass) +
+           PassIndicesLayout::ub_bytes(p.slots.row_indices, per_pass) + GatherOffsetsLayout::ub_bytes(per_pass) +
+           GatherSourceLayout::ub_bytes(p.num_rows) + 4 * int32_ub_bytes(per_pass) +
+           LocalBufferLayout<int16_t>::ub_bytes(per_pass) + LocalBufferLayout<uint8_t>::ub_bytes(per_pass);
+  }
+};
+
+struct TokenPassCountsLayout {
+  NGRAM_FN static constexpr int64_t max_requests(const CorrectNumComputedTokensParams& p) {
+    return larger<int64_t>(smaller(p.batch, kMaxCorrectedRequests), 1);
+  }
+  static constexpr int64_t ub_bytes(const CorrectNumComputedTokensParams& p) {
+    return CountCorrectorLayout::ub_bytes(p, max_requests(p));
+  }
+};
+
+// Sampled tokens and the drafter's batch (bookkeeping.cpp).
+
+struct SampledRowsLayout {
+  static constexpr int64_t ub_bytes(int64_t per_pass) { return int32_ub_bytes(per_pass * kSampledTokensStride); }
+};
+
+struct StagedBatchLayout {
+  static constexpr int64_t ub_bytes(int64_t per_pass) {
+    return 2 * int32_ub_bytes(per_pass + 1) + int32_ub_bytes(per_pass);
+  }
+};
+
+struct KeptTokensTileLayout {
+  static constexpr int64_t ub_bytes() { return 3 * int32_ub_bytes(kRequestsPerTile); }
+};
+
+struct StagedInputsLayout {
+  static constexpr int64_t ub_bytes(const PrepareInputIdsParams& p, int64_t per_pass) {
+    const int64_t num_staged = smaller(p.draft_token_ids.capacity, kMaxDraftTokens);
+    return int32_ub_bytes(per_pass + 1) + int32_ub_bytes(per_pass) +
+           RandomAccessIndicesLayout::ub_bytes(p.prev_positions, p.batch) +
+           RandomAccessArrayLayout<int32_t>::ub_bytes(p.draft_token_ids.rows) +
+           int32_ub_bytes(per_pass * round_up_items<int32_t>(num_staged));
+  }
+};
+
+struct InputIdWriterLayout {
+  static constexpr int64_t ub_bytes() { return int32_ub_bytes(kCopiesPerWait * kInputIdsPerCopy); }
+};
+
+// The lookup (lookup.h, drafting.cpp).
+
+struct SearcherLayout {
+  static constexpr int32_t kWordPositions = 32;  // positions of a tile per word
+  static constexpr int32_t kBlockWords = 8;      // words in a block of 32 bytes
+  static constexpr int32_t kFlagGroup = 64;      // words per comparison
+  static constexpr int64_t ub_bytes(int64_t tile_tokens) {
+    const int64_t num_words = tile_tokens / kWordPositions;
+    const int64_t num_groups = (num_words + kFlagGroup - 1) / kFlagGroup;
+    return kTileBuffers * int32_ub_bytes(tile_tokens) + int32_ub_bytes(num_groups * kFlagGroup) +
+           int32_ub_bytes(kBlockWords + num_words) + 3 * int32_ub_bytes(num_words) +
+           LocalBufferLayout<uint64_t>::ub_bytes(num_groups);
+  }
+};
+
+struct MatchWriterLayout {
+  static constexpr int64_t ub_bytes() { return int32_ub_bytes(kMatchInts); }
+};
+
+struct SpanMatchesLayout {
+  static constexpr int64_t ub_bytes(int64_t spans, int64_t per_pass) {
+    return int32_ub_bytes(per_pass * spans * kMatchInts);
+  }
+};
+
+struct DrafterLayout {
+  template <class Params>
+  static constexpr int64_t ub_bytes(const Params& p, int64_t per_pass) {
+    return StagedDraftRowsLayout::ub_bytes(p.draft_token_ids, p.lookup.k, per_pass) + 2 * int32_ub_bytes(per_pass);
+  }
+};
+
+struct AppenderLayout {
+  static constexpr int64_t ub_bytes(int64_t per_pass) {
+    return int32_ub_bytes(per_pass * kSampledTokensStride) + int32_ub_bytes(per_pass * kLengthStride);
+  }
+};
+
+template <class Params>
+struct ResultsLayout;
+template <>
+struct ResultsLayout<NgramProposeParams> {
+  static constexpr int64_t ub_bytes(const NgramProposeParams& p, int64_t per_pass) {
+    return DrafterLayout::ub_bytes(p, per_pass);
+  }
+};
+template <>
+struct ResultsLayout<NgramStepParams> {
+  static constexpr int64_t ub_bytes(const NgramStepParams& p, int64_t per_pass) {
+    return DrafterLayout::ub_bytes(p, per_pass) + AppenderLayout::ub_bytes(per_pass) + 2 * int32_ub_bytes(per_pass);
   }
 };
 

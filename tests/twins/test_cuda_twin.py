@@ -98,10 +98,7 @@ def test_largest_capacity_needs_no_more_blocks_than_a_grid_may_have() -> None:
     assert num_drafts.tolist() == [2]
 
 
-CUDA_SPECS = [spec for spec in OPSPECS.values() if "cuda" not in spec.no_kernel]
-
-
-@pytest.mark.parametrize("spec", CUDA_SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.name)
 def test_failed_launch_is_reported(spec: OpSpec) -> None:
     assert check_failed_launch_is_reported(spec, RESIDENT) == ""
 

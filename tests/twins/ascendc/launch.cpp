@@ -278,7 +278,8 @@ int32_t run_operator(const Params& params) {
     const ascendc::Launch& launch = plan.launches[i];
     Options options;
     options.seed = s.seed + static_cast<uint64_t>(i);
-    options.ub_bytes = static_cast<uint32_t>(device.ub_bytes);
+    // The kernel gets no more than the planned bytes, so that a plan with too few bytes is a fault.
+    options.ub_bytes = static_cast<uint32_t>(launch.ub_bytes + ascendc::kReservedUbBytes);
     options.model = s.model;
     options.races_allowed = s.races_allowed;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
