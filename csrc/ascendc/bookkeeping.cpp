@@ -7,7 +7,7 @@
 namespace ngram_npu::ascendc {
 
 // The sampled tokens of the requests in one pass; each row is aligned to 32 bytes.
-class SampledRows {
+class SampledRows : public SampledRowsLayout {
  public:
   struct Row {
     const LocalBuffer<int32_t>& rows;
@@ -56,7 +56,12 @@ __aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& a
 
 // The inputs of PrepareInputsPaddedParams for one pass of requests, with the same member names, so that the functions
 // in core/ accept it.
-struct StagedBatch {
+struct StagedBatch : StagedBatchLayout {
+  __aicore__ inline StagedBatch(AscendC::TPipe& pipe, const PrepareInputsPaddedParams& p, int64_t per_pass)
+      : cu_num_draft_tokens(pipe, p.cu_num_draft_tokens, per_pass + 1),
+        num_sampled(pipe, p.num_sampled, per_pass),
+        query_start_loc(pipe, p.query_start_loc, per_pass + 1) {}
+
   UbWindow<int32_t> cu_num_draft_tokens, num_sampled, query_start_loc;
 
   __aicore__ inline void load(int64_t first, int64_t count) {
@@ -71,9 +76,7 @@ __aicore__ inline void prepare_inputs_padded_kernel(const NgramNpuLaunchArgs& ar
   const auto p = read_as<PrepareInputsPaddedParams>(args.params);
   const CoreTiling core_tiling = read_as<CoreTiling>(args.tiling);
   AscendC::TPipe pipe;
-  StagedBatch batch{{pipe, p.cu_num_draft_tokens, core_tiling.per_pass + 1},
-                    {pipe, p.num_sampled, core_tiling.per_pass},
-                    {pipe, p.query_start_loc, core_tiling.per_pass + 1}};
+  StagedBatch batch(pipe, p, core_tiling.per_pass);
   LocalBuffer<int32_t> indices(pipe, core_tiling.per_pass);
   LocalBuffer<int32_t> rejected_counts(pipe, core_tiling.per_pass);
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
@@ -95,7 +98,7 @@ __aicore__ inline void prepare_inputs_padded_kernel(const NgramNpuLaunchArgs& ar
 
 // Numbers of kept and rejected tokens of up to kRequestsPerTile consecutive requests, computed by a vector version of
 // count_kept_tokens().
-class KeptTokensTile {
+class KeptTokensTile : public KeptTokensTileLayout {
  public:
   __aicore__ inline explicit KeptTokensTile(AscendC::TPipe& pipe)
       : starts_(pipe, kRequestsPerTile), num_kept_(pipe, kRequestsPerTile), num_rejected_(pipe, kRequestsPerTile) {}
@@ -206,7 +209,7 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
 // The arrays that prepare_input_ids_ reads for one pass of requests, with the same member names as the parameters. The
 // drafts are loaded after prev_positions has been read. At most kMaxDraftTokens draft tokens per row are staged;
 // further tokens are read from global memory. Rows[prev_position] must be the row of the selected request.
-class StagedInputs {
+class StagedInputs : public StagedInputsLayout {
  public:
   struct Row {
     const LocalBuffer<int32_t>& drafts;
@@ -261,7 +264,7 @@ class StagedInputs {
 
 // Copies input ids to global memory in pieces of kInputIdsPerCopy, through a ring of kCopiesPerWait buffers, so that a
 // copy does not wait for the previous copy. A request may have any number of tokens, so it may need several pieces.
-class InputIdWriter {
+class InputIdWriter : public InputIdWriterLayout {
  public:
   __aicore__ inline explicit InputIdWriter(AscendC::TPipe& pipe) : ids_(pipe, kCopiesPerWait * kInputIdsPerCopy) {}
 
@@ -313,22 +316,7 @@ __aicore__ inline void prepare_input_ids_kernel(const NgramNpuLaunchArgs& args) 
 
 }  // namespace ngram_npu::ascendc
 
-extern "C" __global__ __aicore__ void ngram_npu_prepare_next_token_ids(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_next_token_ids_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs_padded(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_inputs_padded_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_inputs_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_input_ids(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::prepare_input_ids_kernel(args);
-}
+NGRAM_NPU_KERNEL(ngram_npu_prepare_next_token_ids, ngram_npu::ascendc::prepare_next_token_ids_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_prepare_inputs_padded, ngram_npu::ascendc::prepare_inputs_padded_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_prepare_inputs, ngram_npu::ascendc::prepare_inputs_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_prepare_input_ids, ngram_npu::ascendc::prepare_input_ids_kernel)

@@ -86,7 +86,7 @@ __aicore__ inline void compute_slot_mapping_kernel(const NgramNpuLaunchArgs& arg
 
 // Processes a pass of entries of seq_lens: one entry per request, then zeros up to the end of the tensor. The next
 // launch writes the corrected counts, because all cores of this launch read the old counts.
-class RequestPass {
+class RequestPass : public RequestPassLayout {
  public:
   __aicore__ inline RequestPass(AscendC::TPipe& pipe, const CorrectSpecStateParams& p, int64_t per_pass)
       : p_(p),
@@ -167,10 +167,10 @@ class RequestPass {
 // Corrects the counts of the requests to which a pass of tokens belongs. To find these requests, the kernel must wait
 // for the load of query_start_loc. If the batch has at most kMaxCorrectedRequests requests, the kernel corrects all of
 // them instead, because a second wait would take longer.
-class TokenPassCounts {
+class TokenPassCounts : public TokenPassCountsLayout {
  public:
   __aicore__ inline TokenPassCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
-      : p_(p), corrector_(pipe, p, larger<int64_t>(smaller(p.batch, kMaxCorrectedRequests), 1)) {}
+      : p_(p), corrector_(pipe, p, max_requests(p)) {}
 
   __aicore__ inline void load_all_if_few() {
     if (p_.batch <= kMaxCorrectedRequests) load(0);
@@ -269,22 +269,7 @@ __aicore__ inline void correct_spec_state_kernel(const NgramNpuLaunchArgs& args)
 
 }  // namespace ngram_npu::ascendc
 
-extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::correct_num_computed_tokens_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_copy_num_computed_tokens(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::copy_num_computed_tokens_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::compute_slot_mapping_kernel(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_correct_spec_state(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::correct_spec_state_kernel(args);
-}
+NGRAM_NPU_KERNEL(ngram_npu_correct_num_computed_tokens, ngram_npu::ascendc::correct_num_computed_tokens_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_copy_num_computed_tokens, ngram_npu::ascendc::copy_num_computed_tokens_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_compute_slot_mapping, ngram_npu::ascendc::compute_slot_mapping_kernel)
+NGRAM_NPU_KERNEL(ngram_npu_correct_spec_state, ngram_npu::ascendc::correct_spec_state_kernel)

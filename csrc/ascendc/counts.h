@@ -8,7 +8,7 @@
 namespace ngram_npu::ascendc {
 
 // The arrays of the previous step, with the same member names as in the parameters.
-struct PreviousCounts {
+struct PreviousCounts : PreviousCountsLayout {
   GatherSource num_computed_tokens, num_sampled_prev, num_draft_prev;
 
   __aicore__ inline PreviousCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
@@ -24,7 +24,7 @@ struct PreviousCounts {
 };
 
 // Corrects the counts of a pass of requests: a vector version of corrected_counts() in core/correction.h.
-class CountCorrector {
+class CountCorrector : public CountCorrectorLayout {
  public:
   __aicore__ inline CountCorrector(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p, int64_t per_pass)
       : prev_positions_(pipe, p.prev_positions, per_pass),

@@ -6,7 +6,16 @@
 #pragma once
 
 #include "ascendc/launch_args.h"
+#include "ascendc/ub_layout.h"
+#include "core/lookup_rules.h"
 #include "kernel_operator.h"
+
+// Defines the kernel `name`, which calls function(args).
+#define NGRAM_NPU_KERNEL(name, ...)                                     \
+  extern "C" __global__ __aicore__ void name(NgramNpuLaunchArgs args) { \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                     \
+    __VA_ARGS__(args);                                                  \
+  }
 
 namespace ngram_npu::ascendc {
 
@@ -50,20 +59,21 @@ __aicore__ inline AscendC::DataCopyExtParams make_copy_params(int64_t count) {
 }
 
 // A buffer in the unified buffer that exists for the whole kernel. Scalar, vector and copy instructions access it; the
-// kernel orders these accesses with sync_pipes().
-template <class T>
-class LocalBuffer {
+// kernel orders these accesses with sync_pipes(). The position is not VECCALC, because the 910B's documentation allows
+// no copies between VECCALC and global memory.
+template <class T, AscendC::TPosition position = AscendC::TPosition::VECIN>
+class LocalBuffer : public LocalBufferLayout<T> {
  public:
   __aicore__ inline LocalBuffer(AscendC::TPipe& pipe, int64_t capacity) {
     constexpr int64_t kUnit = 32;  // bytes
-    const int64_t bytes = (capacity * int64_t{sizeof(T)} + kUnit - 1) / kUnit * kUnit;
+    const int64_t bytes = (larger<int64_t>(capacity, 1) * int64_t{sizeof(T)} + kUnit - 1) / kUnit * kUnit;
     pipe.InitBuffer(buffer_, static_cast<uint32_t>(bytes));
     tensor_ = buffer_.template Get<T>();
   }
 
   __aicore__ inline const AscendC::LocalTensor<T>& tensor() const { return tensor_; }
   __aicore__ inline T get(int64_t i) const { return tensor_.GetValue(static_cast<uint32_t>(i)); }
-  __aicore__ inline void set(int64_t i, T value) { tensor_.SetValue(static_cast<uint32_t>(i), value); }
+  __aicore__ inline void set(int64_t i, T value) const { tensor_.SetValue(static_cast<uint32_t>(i), value); }
 
   // Copy items [offset, offset + count) of the buffer from or to global memory. The first item's byte offset must be a
   // multiple of 32.
@@ -75,7 +85,7 @@ class LocalBuffer {
     AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(offset)], global, make_copy_params<T>(count),
                          AscendC::DataCopyPadExtParams<T>());
   }
-  __aicore__ inline void store(int64_t offset, Gm<T> destination, int64_t count) {
+  __aicore__ inline void store(int64_t offset, Gm<T> destination, int64_t count) const {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
     global.SetGlobalBuffer(destination, static_cast<uint64_t>(count));
@@ -83,14 +93,26 @@ class LocalBuffer {
   }
 
  private:
-  // Not VECCALC, because the 910B's documentation allows no copies between VECCALC and global memory.
-  AscendC::TBuf<AscendC::TPosition::VECIN> buffer_;
+  AscendC::TBuf<position> buffer_;
   AscendC::LocalTensor<T> tensor_;
+};
+
+// Words of a buffer, from `offset` on. The functions in core/ accept it in place of a pointer.
+struct UbWords {
+  struct Word {
+    const LocalBuffer<int32_t>& buffer;
+    int64_t i;
+    __aicore__ inline operator int32_t() const { return buffer.get(i); }
+    __aicore__ inline void operator=(int32_t value) const { buffer.set(i, value); }
+  };
+  const LocalBuffer<int32_t>& buffer;
+  int64_t offset;
+  __aicore__ inline Word operator[](int64_t i) const { return {buffer, offset + i}; }
 };
 
 // Items [first, first + count) of an array, staged in the unified buffer and accessed by their indices in the array.
 template <class T>
-class UbWindow {
+class UbWindow : public UbWindowLayout<T> {
  public:
   __aicore__ inline UbWindow(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
       : array_(array), items_(pipe, larger<int64_t>(capacity, 1)) {}
@@ -107,10 +129,38 @@ class UbWindow {
   int64_t first_ = 0;
 };
 
+// Rows of draft token ids of 4 or 8 bytes for a pass of requests, staged in the unified buffer.
+class StagedDraftRows : public StagedDraftRowsLayout {
+ public:
+  __aicore__ inline StagedDraftRows(AscendC::TPipe& pipe, const DraftRows& rows, int64_t k, int64_t per_pass)
+      : rows_(rows),
+        num_words_(k * words_per_id()),
+        stride_(round_up_items<int32_t>(num_words_)),
+        words_(pipe, per_pass * stride_) {}
+
+  // Sets token t of request j of the pass.
+  __aicore__ inline void set(int64_t j, int64_t t, int32_t token) {
+    const int64_t word = j * stride_ + t * words_per_id();
+    words_.set(word, token);
+    if (words_per_id() == 2) words_.set(word + 1, token < 0 ? -1 : 0);
+  }
+  // Stores the row of request j of the pass to batch position i.
+  __aicore__ inline void store(int64_t j, int64_t i) const {
+    words_.store(j * stride_, static_cast<Gm<int32_t>>(rows_.data) + i * rows_.stride * words_per_id(), num_words_);
+  }
+
+ private:
+  __aicore__ inline int64_t words_per_id() const { return rows_.bytes / int64_t{sizeof(int32_t)}; }
+
+  const DraftRows rows_;
+  const int64_t num_words_, stride_;
+  LocalBuffer<int32_t> words_;
+};
+
 // An array that the scalar unit accesses at any index. The whole array is staged in the unified buffer. An array of
 // more than kMaxStagedItems items stays in global memory, and each access may wait for a cache line.
 template <class T>
-class RandomAccessArray {
+class RandomAccessArray : public RandomAccessArrayLayout<T> {
  public:
   __aicore__ inline RandomAccessArray(AscendC::TPipe& pipe, Gm<const T> array, int64_t size)
       : array_(array), num_staged_(size <= kMaxStagedItems ? size : 0), staged_items_(pipe, array, num_staged_) {}
@@ -125,7 +175,7 @@ class RandomAccessArray {
 };
 
 // An IndexArray that the scalar unit accesses at any index, like RandomAccessArray.
-class RandomAccessIndices {
+class RandomAccessIndices : public RandomAccessIndicesLayout {
  public:
   __aicore__ inline RandomAccessIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
       : bytes_(indices.bytes),
@@ -150,12 +200,12 @@ class RandomAccessIndices {
 // Loads single values from any addresses in global memory, with one wait for all loads. Loads beyond the capacity are
 // dropped, and operator[] then returns another loaded value. The caller's capacity is sufficient for all requests of a
 // pass; only with a query_start_loc that is not sorted, for which results are unspecified, are there more loads.
-class ScatteredLoads {
+class ScatteredLoads : public ScatteredLoadsLayout {
  public:
   __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)
       : capacity_(capacity), values_(pipe, capacity * kAlignItems) {}
 
-  __aicore__ inline void load(Gm<const int32_t> address) {
+  __aicore__ inline void request(Gm<const int32_t> address) {
     if (count_ == capacity_) return;
     values_.load(count_ * kAlignItems, address, 1);
     ++count_;

@@ -12,11 +12,10 @@ __aicore__ inline UpdatedRow updated_row(const NgramProposeParams& p, int64_t i)
   return {p.token_ids[row.row], row.length, nullptr, row.length};
 }
 
-// The results of a pass of requests, for lookup.h. i is the batch position, j the index in the pass. prepare() runs
-// before the match of a request is known; add() then drafts from the best match.
-class ProposeResults {
+template <>
+class Results<NgramProposeParams> : public ResultsLayout<NgramProposeParams> {
  public:
-  __aicore__ inline ProposeResults(AscendC::TPipe& pipe, int64_t per_pass, const NgramProposeParams& p)
+  __aicore__ inline Results(AscendC::TPipe& pipe, int64_t per_pass, const NgramProposeParams& p)
       : drafter_(pipe, per_pass, p) {}
 
   __aicore__ inline void prepare(const NgramProposeParams& p, int64_t i, int64_t j) {
@@ -52,7 +51,7 @@ __aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i) {
 
 // Writes a request's sampled tokens and new length to its row. Stages both in the unified buffer, each at a multiple of
 // 32 bytes.
-class Appender {
+class Appender : public AppenderLayout {
  public:
   __aicore__ inline Appender(AscendC::TPipe& pipe, int64_t per_pass)
       : tokens_(pipe, per_pass * kSampledTokensStride), lengths_(pipe, per_pass * kLengthStride) {}
@@ -71,10 +70,11 @@ class Appender {
   LocalBuffer<int32_t> tokens_, lengths_;
 };
 
-// Like ProposeResults, for ngram_step_. add() also appends the sampled tokens to the row.
-class StepResults {
+// add() also appends the sampled tokens to the row.
+template <>
+class Results<NgramStepParams> : public ResultsLayout<NgramStepParams> {
  public:
-  __aicore__ inline StepResults(AscendC::TPipe& pipe, int64_t per_pass, const NgramStepParams& p)
+  __aicore__ inline Results(AscendC::TPipe& pipe, int64_t per_pass, const NgramStepParams& p)
       : drafter_(pipe, per_pass, p),
         appender_(pipe, per_pass),
         next_tokens_(pipe, per_pass),
@@ -108,32 +108,10 @@ class StepResults {
 
 }  // namespace ngram_npu::ascendc
 
-extern "C" __global__ __aicore__ void ngram_npu_ngram_propose(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_and_draft<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_search(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramProposeParams>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_draft(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_step(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_and_draft<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_step_search(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramStepParams>(args);
-}
-
-extern "C" __global__ __aicore__ void ngram_npu_ngram_step_draft(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>(args);
-}
+NGRAM_NPU_KERNEL(ngram_npu_ngram_propose, ngram_npu::ascendc::search_and_draft<ngram_npu::NgramProposeParams>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_propose_search,
+                 ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramProposeParams>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_propose_draft, ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramProposeParams>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_step, ngram_npu::ascendc::search_and_draft<ngram_npu::NgramStepParams>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_step_search, ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramStepParams>)
+NGRAM_NPU_KERNEL(ngram_npu_ngram_step_draft, ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramStepParams>)

@@ -26,7 +26,7 @@ __aicore__ inline void select(const Ints& destination, const Ints& source, const
 
 // The part of an IndexArray that belongs to a pass, as int32. Cast saturates, so an int64 out of the range of int32
 // becomes the smallest or largest int32, which is also outside of every array.
-class PassIndices {
+class PassIndices : public PassIndicesLayout {
  public:
   __aicore__ inline PassIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t capacity)
       : indices_(indices), int32_indices_(pipe, capacity), int64_indices_(pipe, indices.bytes == 8 ? capacity : 1) {}
@@ -55,7 +55,7 @@ class PassIndices {
 
 // Converts indices to byte offsets into the staged part of an array, and flags the indices that are in this part. The
 // part has at most kMaxStagedItems items and begins at item `first` of the array.
-class GatherOffsets {
+class GatherOffsets : public GatherOffsetsLayout {
  public:
   __aicore__ inline GatherOffsets(AscendC::TPipe& pipe, int64_t capacity)
       : offsets_(pipe, capacity), range_flags_(pipe, capacity) {}
@@ -89,7 +89,7 @@ class GatherOffsets {
 
 // An int32 array from which vector instructions gather. A part of the array, usually all of it, is in the unified
 // buffer.
-class GatherSource {
+class GatherSource : public GatherSourceLayout {
  public:
   const int64_t size;
 

@@ -52,6 +52,25 @@ struct LookupTiling {
   CoreTiling requests;
 };
 
+// store_append_: the first launch plans the requests on one core. In the others, the new tokens of each request are
+// divided into `spans` parts, which are divided among the cores.
+struct StoreAppendTiling {
+  CoreTiling requests;  // of the first launch
+  CoreTiling parts;
+  int64_t spans;        // parts per request
+  int64_t tile_tokens;  // tokens whose n-grams a core inserts at a time
+};
+
+// Maximum numbers of requests that a core plans at a time, of parts that it processes at a time, and of requests that
+// it looks up at a time.
+constexpr int64_t kMaxPlannedRequests = 64;
+constexpr int64_t kMaxParts = 8;
+constexpr int64_t kMaxLookups = 16;
+constexpr int64_t kMaxTileTokens = 32;
+constexpr int64_t kMaxTileEntries = 6 * kMaxTileTokens;
+// Minimum number of tokens in a part: a core's first loads take longer than inserting the n-grams of fewer tokens.
+constexpr int64_t kMinPartTokens = 16;
+
 // The number of tokens of a tile is a multiple of this number, because matches are marked with one bit per token, in
 // whole blocks of 32 bytes: 8 words for 32 tokens each.
 constexpr int64_t kTileUnit = 256;

@@ -18,6 +18,7 @@
   X(ngram_npu_copy_num_computed_tokens)    \
   X(ngram_npu_correct_num_computed_tokens) \
   X(ngram_npu_correct_spec_state)          \
+  X(ngram_npu_merge_drafts)                \
   X(ngram_npu_ngram_propose)               \
   X(ngram_npu_ngram_propose_draft)         \
   X(ngram_npu_ngram_propose_search)        \
@@ -27,7 +28,11 @@
   X(ngram_npu_prepare_input_ids)           \
   X(ngram_npu_prepare_inputs)              \
   X(ngram_npu_prepare_inputs_padded)       \
-  X(ngram_npu_prepare_next_token_ids)
+  X(ngram_npu_prepare_next_token_ids)      \
+  X(ngram_npu_store_append)                \
+  X(ngram_npu_store_append_copy)           \
+  X(ngram_npu_store_append_write)          \
+  X(ngram_npu_store_propose)
 
 namespace ngram_npu::ascendc {
 
@@ -56,10 +61,11 @@ enum class Kernel : int32_t {
 struct Launch {
   Kernel kernel;
   uint32_t blocks;
+  int64_t ub_bytes;  // unified buffer bytes that the kernel allocates at most
 };
 
 struct LaunchPlan {
-  static constexpr int32_t kMaxLaunches = 2;
+  static constexpr int32_t kMaxLaunches = 3;
 
   Status status = kInvalidParams;  // if not kOk, the device cannot run the operator
   int32_t num_launches = 0;
@@ -69,8 +75,8 @@ struct LaunchPlan {
 
   void set_workspace(void* device_address) { args.workspace = reinterpret_cast<uint64_t>(device_address); }
 
-  void add_launch(Kernel kernel, int64_t blocks) {
-    if (blocks > 0) launches[num_launches++] = {kernel, static_cast<uint32_t>(blocks)};
+  void add_launch(Kernel kernel, int64_t blocks, int64_t ub_bytes) {
+    if (blocks > 0) launches[num_launches++] = {kernel, static_cast<uint32_t>(blocks), ub_bytes};
   }
 };
 
@@ -100,26 +106,5 @@ constexpr int64_t kMaxPerPass = 1024;
 
 // Maximum number of tokens for which a core loads block ids at a time.
 constexpr int64_t kMaxSlotsPerPass = 512;
-
-// Unified buffer bytes of a RandomAccessArray (device.h) with `size` items.
-inline int64_t random_access_bytes(int64_t size, int64_t item_bytes) {
-  constexpr int64_t kUnit = 32;  // bytes
-  return size <= kMaxStagedItems ? (size * item_bytes + kUnit - 1) / kUnit * kUnit + kUnit : kUnit;
-}
-inline int64_t random_access_bytes(const IndexArray& indices, int64_t size) {
-  return random_access_bytes(size, indices.bytes) + 32;
-}
-
-// Plans one launch with an item per request, where each item needs bytes_per_item bytes of the unified buffer.
-template <class Params>
-LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_t bytes_per_item, int64_t max_per_pass,
-                         Kernel kernel) {
-  constexpr int64_t kRoundingReserveBytes = 8 * 32;  // for rounding up the sizes of up to 8 arrays
-  const CoreTiling requests = split_over_cores(p.batch, device, max_per_pass);
-  if (!can_run(device, requests.per_pass * bytes_per_item + kRoundingReserveBytes)) return {};
-  LaunchPlan plan = make_plan(p, requests);
-  plan.add_launch(kernel, requests.cores);
-  return plan;
-}
 
 }  // namespace ngram_npu::ascendc

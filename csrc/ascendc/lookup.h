@@ -115,7 +115,7 @@ class Tiles {
 };
 
 // Loads tiles into a ring of buffers and searches them.
-class Searcher {
+class Searcher : public SearcherLayout {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
       : options_(options),
@@ -189,10 +189,7 @@ class Searcher {
   }
 
  private:
-  static constexpr int32_t kWordPositions = 32;
   static constexpr int32_t kWordBytes = 4;
-  static constexpr int32_t kBlockWords = 8;  // words in a block of 32 bytes
-  static constexpr int32_t kFlagGroup = 64;  // int32 comparisons process groups of 64
 
   struct Words {
     int64_t begin;
@@ -323,10 +320,18 @@ class Searcher {
   LocalBuffer<uint64_t> zero_flags_;  // one bit per word, 1 if the word is 0
 };
 
-// Searches the items of this core and calls on_match(item, match) with the best match of each item.
-template <class Params, class OnMatch>
+// Handles the best match of each item that a core searches; Handler is the derived class.
+template <class Handler>
+struct MatchHandler {
+  __aicore__ inline void handle(int64_t item, const Match& best_match) {
+    static_cast<Handler*>(this)->handle_match(item, best_match);
+  }
+};
+
+// Searches the items of this core.
+template <class Params, class Handler>
 __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling,
-                                    OnMatch& on_match) {
+                                    MatchHandler<Handler>& handler) {
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
   Match best_match{-1, 0};
@@ -348,18 +353,18 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
     } else if (!tile.is_last_of_item) {
       continue;
     }
-    on_match(tile.item, best_match);
+    handler.handle(tile.item, best_match);
     best_match = {-1, 0};
   }
 }
 
 // For the first of two launches. Writes the best match of each work item to the workspace.
-class MatchWriter {
+class MatchWriter : public MatchWriterLayout, public MatchHandler<MatchWriter> {
  public:
   __aicore__ inline MatchWriter(AscendC::TPipe& pipe, uint64_t workspace)
       : match_(pipe, kMatchInts), matches_(Gm<int32_t>(workspace)) {}
 
-  __aicore__ inline void operator()(int64_t item, const Match& best_match) {
+  __aicore__ inline void handle_match(int64_t item, const Match& best_match) {
     sync_pipes<AscendC::HardEvent::MTE3_S>();
     match_.set(0, static_cast<int32_t>(best_match.len));
     match_.set(1, static_cast<int32_t>(best_match.end));
@@ -384,7 +389,7 @@ __aicore__ inline void search_into_workspace(const NgramNpuLaunchArgs& args) {
 
 // Drafts from the best matches of a pass of requests. Contiguous rows of int32 ids are stored with one copy. Other rows
 // of ids begin at multiples of 32 bytes in the unified buffer and are stored with one copy each.
-class Drafter {
+class Drafter : public DrafterLayout {
  public:
   template <class Params>
   __aicore__ inline Drafter(AscendC::TPipe& pipe, int64_t per_pass, const Params& p)
@@ -434,7 +439,7 @@ class Drafter {
 };
 
 // For the second of two launches. Reads the best match of each span, and returns the best match of a row.
-class SpanMatches {
+class SpanMatches : public SpanMatchesLayout {
  public:
   __aicore__ inline SpanMatches(AscendC::TPipe& pipe, const LookupTiling& tiling, int32_t match_policy)
       : match_policy_(match_policy),
@@ -470,17 +475,21 @@ class SpanMatches {
   AscendC::TEventID load_event_ = 0;  // reserved from load() to wait()
 };
 
-// For a single launch: one core searches a whole row and then drafts. `Results` collects the results of a pass. Results
-// has three functions: prepare(p, i, j) for request i, which is the j-th of the pass; then add(p, i, j,
-// get_best_match), where get_best_match(j, row) returns the best match; and after all requests of the pass store(p,
-// first, count).
-template <class Params, class Results>
-class SingleLaunchDrafter {
+// Collects the results of a pass of requests. Each operator defines this class, with three functions:
+//   prepare(p, i, j)              before the match of request i, the j-th of the pass, is known
+//   add(p, i, j, get_best_match)  then; get_best_match(j, row) returns the best match
+//   store(p, first, count)        after all requests of the pass
+template <class Params>
+class Results;
+
+// For a single launch: one core searches a whole row and then drafts.
+template <class Params>
+class SingleLaunchDrafter : public MatchHandler<SingleLaunchDrafter<Params>> {
  public:
-  __aicore__ inline SingleLaunchDrafter(const Params& p, const CoreTiling& core_tiling, Results& results)
+  __aicore__ inline SingleLaunchDrafter(const Params& p, const CoreTiling& core_tiling, Results<Params>& results)
       : p_(p), core_tiling_(core_tiling), results_(results), first_(first_item(core_tiling)) {}
 
-  __aicore__ inline void operator()(int64_t i, const Match& best_match) {
+  __aicore__ inline void handle_match(int64_t i, const Match& best_match) {
     results_.prepare(p_, i, i - first_);
     results_.add(p_, i, i - first_, [&best_match](int64_t, const UpdatedRow&) { return best_match; });
     const int64_t count = smaller(core_tiling_.per_pass, p_.batch - first_);
@@ -492,28 +501,28 @@ class SingleLaunchDrafter {
  private:
   const Params& p_;
   const CoreTiling& core_tiling_;
-  Results& results_;
+  Results<Params>& results_;
   int64_t first_;
 };
 
-template <class Params, class Results>
+template <class Params>
 __aicore__ inline void search_and_draft(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<Params>(args.params);
   const auto tiling = read_as<LookupTiling>(args.tiling);
   AscendC::TPipe pipe;
-  Results results(pipe, tiling.requests.per_pass, p);
-  SingleLaunchDrafter<Params, Results> drafter(p, tiling.requests, results);
+  Results<Params> results(pipe, tiling.requests.per_pass, p);
+  SingleLaunchDrafter<Params> drafter(p, tiling.requests, results);
   search_items(pipe, p, tiling, drafter);
 }
 
-template <class Params, class Results>
+template <class Params>
 __aicore__ inline void draft_from_workspace(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<Params>(args.params);
   const auto tiling = read_as<LookupTiling>(args.tiling);
   const CoreTiling& core_tiling = tiling.requests;
   AscendC::TPipe pipe;
   SpanMatches matches(pipe, tiling, p.lookup.match_policy);
-  Results results(pipe, core_tiling.per_pass, p);
+  Results<Params> results(pipe, core_tiling.per_pass, p);
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
     const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
     matches.load(args.workspace, first, count);

@@ -8,7 +8,7 @@ namespace ngram_npu::ascendc {
 
 // The staged items [begin, end) of a tensor with one item per token. Items that are not set keep the tensor's value.
 template <class T>
-class TokenWindow {
+class TokenWindow : public TokenWindowLayout<T> {
  public:
   __aicore__ inline TokenWindow(AscendC::TPipe& pipe, int64_t capacity) : items_(pipe, capacity) {}
 
@@ -79,33 +79,8 @@ struct ShiftDivision {
   }
 };
 
-// Sources of a request's block ids for slot_run(). In a first loop over the request's tokens, BlockLoader starts the
-// loads of the block ids that it needs. In a second loop, LoadedBlocks returns them in the same order.
-struct BlockLoader {
-  ScatteredLoads& loads;
-  Gm<const int32_t> row;
-  __aicore__ inline int32_t operator[](int64_t index) const {
-    loads.load(row + index);
-    return -1;
-  }
-};
-struct LoadedBlocks {
-  const ScatteredLoads& loads;
-  int64_t& next_block;  // index of the loaded block id for this run
-  bool& is_used;
-  __aicore__ inline int32_t operator[](int64_t) const {
-    is_used = true;
-    return loads[next_block];
-  }
-};
-template <class Blocks>
-struct BlockSource {
-  Blocks blocks;
-  int64_t count;
-};
-
 // The arrays of all requests that the slot mapping needs.
-struct StagedSlots {
+struct StagedSlots : StagedSlotsLayout {
   RandomAccessArray<int32_t> query_start_loc;
   RandomAccessIndices row_indices;
   ScatteredLoads blocks;
@@ -134,8 +109,9 @@ __aicore__ inline void load_blocks(const ComputeSlotMappingParams& p, int64_t i,
   for (int64_t n = tokens_in_window.begin; n < end_with_positions; ++n) {
     const int64_t position = positions.get(n);
     if (is_in_run(run, position)) continue;
-    run = slot_run<ShiftDivision>(p.layout, BlockSource<BlockLoader>{{staged_slots.blocks, list.blocks}, list.count},
-                                  position);
+    const BlockRun block = block_run<ShiftDivision>(p.layout, position);
+    if (block.has_block(list.count)) staged_slots.blocks.request(list.blocks + block.block_index);
+    run = slot_run(p.layout, block, -1);
   }
 }
 
@@ -154,10 +130,8 @@ __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i,
   for (int64_t n = tokens_in_window.begin; n < end_with_positions; ++n) {
     const int64_t position = positions.get(n);
     if (!is_in_run(run, position)) {
-      bool is_used = false;
-      run = slot_run<ShiftDivision>(
-          p.layout, BlockSource<LoadedBlocks>{{staged_slots.blocks, next_block, is_used}, count}, position);
-      next_block += is_used;
+      const BlockRun block = block_run<ShiftDivision>(p.layout, position);
+      run = slot_run(p.layout, block, block.has_block(count) ? staged_slots.blocks[next_block++] : -1);
     }
     const int64_t slot = slot_at(run, position);
     slots.set(n, static_cast<Slot>(slot == kNoSlot ? p.pad_id : slot));

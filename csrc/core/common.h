@@ -81,12 +81,12 @@ struct TokenRows {
 };
 
 template <class T>
-NGRAM_FN T smaller(T a, T b) {
+NGRAM_FN constexpr T smaller(T a, T b) {
   return a < b ? a : b;
 }
 
 template <class T>
-NGRAM_FN T larger(T a, T b) {
+NGRAM_FN constexpr T larger(T a, T b) {
   return a < b ? b : a;
 }
 

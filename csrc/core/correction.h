@@ -107,11 +107,21 @@ struct NativeDivision {
   NGRAM_FN static int64_t divide(int64_t n, int64_t divisor) { return n / divisor; }
 };
 
+// A run of positions that are in one block, or that have no slot on this rank.
+struct BlockRun {
+  int64_t first;
+  int64_t count;
+  int64_t block_index;  // in the request's row; -1: no slot on this rank
+  int64_t block_offset;
+
+  NGRAM_FN bool has_block(int64_t num_blocks) const { return block_index >= 0 && block_index < num_blocks; }
+};
+
 // The run that begins at `position`. Most positions are consecutive, so the divisions are done once per run, not once
-// per token. The type List is BlockList or a kernel's copy of it.
-template <class Division = NativeDivision, class List>
-NGRAM_FN SlotRun slot_run(const SlotLayout& layout, const List& list, int64_t position) {
-  if (position < 0) return {position, 1, kNoSlot};
+// per token.
+template <class Division = NativeDivision>
+NGRAM_FN BlockRun block_run(const SlotLayout& layout, int64_t position) {
+  if (position < 0) return {position, 1, -1, 0};
   int64_t first_block = 0;         // index of the KV block's first block in the request's row
   int64_t rank_offset = position;  // of the position, in the tokens that this rank stores of the KV block
   int64_t count = INT64_MAX;
@@ -123,16 +133,22 @@ NGRAM_FN SlotRun slot_run(const SlotLayout& layout, const List& list, int64_t po
     const int64_t chunk_offset = virtual_offset - chunk * layout.cp_interleave;
     const int64_t rank_chunk = Division::divide(chunk, layout.cp_world);
     count = layout.cp_interleave - chunk_offset;
-    if (chunk - rank_chunk * layout.cp_world != layout.cp_rank) return {position, count, kNoSlot};
+    if (chunk - rank_chunk * layout.cp_world != layout.cp_rank) return {position, count, -1, 0};
     first_block = virtual_block * layout.blocks_per_kv_block;
     rank_offset = rank_chunk * layout.cp_interleave + chunk_offset;
   }
   const int64_t block = Division::divide(rank_offset, layout.block_size);
   const int64_t block_offset = rank_offset - block * layout.block_size;
-  const int64_t block_index = first_block + block;
-  count = smaller(count, layout.block_size - block_offset);
-  if (block_index >= list.count || list.blocks[block_index] < 0) return {position, count, kNoSlot};
-  return {position, count, list.blocks[block_index] * layout.block_size + block_offset};
+  return {position, smaller(count, layout.block_size - block_offset), first_block + block, block_offset};
+}
+
+// The slots of a run in a block with this id.
+NGRAM_FN SlotRun slot_run(const SlotLayout& layout, const BlockRun& run, int64_t block_id) {
+  return {run.first, run.count, block_id < 0 ? kNoSlot : block_id * layout.block_size + run.block_offset};
+}
+NGRAM_FN SlotRun slot_run(const SlotLayout& layout, const BlockList& list, int64_t position) {
+  const BlockRun run = block_run(layout, position);
+  return slot_run(layout, run, run.has_block(list.count) ? list.blocks[run.block_index] : -1);
 }
 
 // The comparison uses unsigned numbers, because the difference of two positions could overflow an int64.

@@ -56,9 +56,11 @@ NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> acc
 }
 
 // Whether request i uses its num_ngram > 0 n-gram draft tokens instead of its num_neural > 0 neural draft tokens.
-// `mean` is the mean number of accepted neural draft tokens (INT64_MIN: unknown).
-NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i,
-                         int64_t num_neural, int64_t num_ngram, int64_t mean) {
+// `mean` is the mean number of accepted neural draft tokens (INT64_MIN: unknown). `probabilities` are those of
+// AcceptanceProbabilities.
+template <class Probabilities>
+NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const Probabilities& probabilities, int64_t i, int64_t num_neural,
+                         int64_t num_ngram, int64_t mean) {
   if (p.match_len[i] < p.min_match_len) return false;
   if (p.draft_costs.data == nullptr) return true;
   const int64_t expected_tokens = expected_accepted_tokens(probabilities, p.draft_costs[i], num_ngram);
@@ -68,45 +70,70 @@ NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const AcceptanceProbabiliti
   return expected_tokens > smaller(mean, num_neural * kFixedPointOne);
 }
 
-// Chooses and writes the draft of request i. Token is int32_t or int64_t, according to p.token_bytes.
+// The draft that is chosen for a request. Token is int32_t or int64_t, according to p.token_bytes.
 template <class Token>
-NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i) {
-  const int64_t k = p.ngram_draft_token_ids.capacity;
-  const Gm<const Token> neural_tokens = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
-  const Gm<const int32_t> ngram_tokens = p.ngram_draft_token_ids[i];
-  const int64_t num_neural =
-      p.num_neural_draft_tokens == nullptr ? p.neural_width : clamp_count(p.num_neural_draft_tokens[i], p.neural_width);
-  const int64_t num_ngram = clamp_count(p.num_ngram_draft_tokens[i], k);
+struct MergedDraft {
+  Gm<const Token> neural_tokens;
+  Gm<const int32_t> ngram_tokens;
+  int64_t num_neural;
+  int64_t num_ngram;
+  DraftSource source;
+  int64_t mean;            // new mean number of accepted neural draft tokens
+  int64_t acceptance_row;  // row of neural_acceptance that is written; -1: none
 
-  Gm<int32_t> acceptance = nullptr;
-  int64_t mean = INT64_MIN;
+  NGRAM_FN bool uses_ngram_tokens() const { return source == kNgramDraft || source == kExtendedDraft; }
+  NGRAM_FN int32_t num_tokens() const { return static_cast<int32_t>(uses_ngram_tokens() ? num_ngram : num_neural); }
+  NGRAM_FN Token operator[](int64_t j) const {
+    if (uses_ngram_tokens()) return static_cast<Token>(ngram_tokens[j]);
+    return j < num_neural ? neural_tokens[j] : Token{kNoToken};
+  }
+  // Sets the words of the request's row of neural_acceptance.
+  template <class Words>
+  NGRAM_FN void set_acceptance(const Words& words) const {
+    words[kMeanAccepted] = static_cast<int32_t>(mean);
+    words[kLastNeuralDrafts] = static_cast<int32_t>(1 + (source == kNgramDraft ? 0 : num_neural));
+  }
+};
+
+// Chooses the draft of request i.
+template <class Token, class Probabilities>
+NGRAM_FN MergedDraft<Token> choose_draft(const MergeDraftsParams& p, const Probabilities& probabilities, int64_t i) {
+  MergedDraft<Token> draft{};
+  draft.neural_tokens = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
+  draft.ngram_tokens = p.ngram_draft_token_ids[i];
+  const int64_t num_neural = draft.num_neural =
+      p.num_neural_draft_tokens == nullptr ? p.neural_width : clamp_count(p.num_neural_draft_tokens[i], p.neural_width);
+  const int64_t num_ngram = draft.num_ngram =
+      clamp_count(p.num_ngram_draft_tokens[i], p.ngram_draft_token_ids.capacity);
+
+  draft.acceptance_row = -1;
+  draft.mean = INT64_MIN;
   if (p.neural_acceptance.data != nullptr && p.neural_acceptance.has(p.row_indices[i])) {
-    acceptance = p.neural_acceptance[p.row_indices[i]];
-    mean = mean_accepted(p, acceptance, i);
+    draft.mean = mean_accepted(p, p.neural_acceptance[p.row_indices[i]], i);
+    if (p.num_sampled[i] > 0) draft.acceptance_row = p.row_indices[i];
   }
 
-  int32_t source = num_neural > 0 ? kNeuralDraft : kNoDraft;
-  if (num_ngram > 0 && (num_neural == 0 || uses_ngram(p, probabilities, i, num_neural, num_ngram, mean))) {
-    source = kNgramDraft;
+  draft.source = num_neural > 0 ? kNeuralDraft : kNoDraft;
+  if (num_ngram > 0 && (num_neural == 0 || uses_ngram(p, probabilities, i, num_neural, num_ngram, draft.mean))) {
+    draft.source = kNgramDraft;
   } else if (p.extend && num_neural > 0 && num_neural < num_ngram) {
     int64_t num_equal = 0;
-    while (num_equal < num_neural && neural_tokens[num_equal] == ngram_tokens[num_equal]) ++num_equal;
-    if (num_equal == num_neural) source = kExtendedDraft;
+    while (num_equal < num_neural && draft.neural_tokens[num_equal] == draft.ngram_tokens[num_equal]) ++num_equal;
+    if (num_equal == num_neural) draft.source = kExtendedDraft;
   }
+  return draft;
+}
 
-  const bool uses_ngram_tokens = source == kNgramDraft || source == kExtendedDraft;
-  const Gm<Token> draft = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
-  for (int64_t j = 0; j < k; ++j) {
-    draft[j] = uses_ngram_tokens ? static_cast<Token>(ngram_tokens[j])
-               : j < num_neural  ? neural_tokens[j]
-                                 : Token{kNoToken};
-  }
-  p.num_draft_tokens[i] = static_cast<int32_t>(uses_ngram_tokens ? num_ngram : num_neural);
-  p.draft_source[i] = source;
-  if (acceptance != nullptr && p.num_sampled[i] > 0) {
-    acceptance[kMeanAccepted] = static_cast<int32_t>(mean);
-    acceptance[kLastNeuralDrafts] = static_cast<int32_t>(1 + (source == kNgramDraft ? 0 : num_neural));
-  }
+// Chooses and writes the draft of request i.
+template <class Token>
+NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i) {
+  const MergedDraft<Token> draft = choose_draft<Token>(p, probabilities, i);
+  const int64_t k = p.ngram_draft_token_ids.capacity;
+  const Gm<Token> tokens = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
+  for (int64_t j = 0; j < k; ++j) tokens[j] = draft[j];
+  p.num_draft_tokens[i] = draft.num_tokens();
+  p.draft_source[i] = draft.source;
+  if (draft.acceptance_row >= 0) draft.set_acceptance(p.neural_acceptance[draft.acceptance_row]);
 }
 
 }  // namespace ngram_npu

@@ -67,11 +67,26 @@ NGRAM_FN uint64_t key_of(uint64_t ngram_hash, uint64_t seed, int64_t level) {
   return mix((ngram_hash ^ seed) + static_cast<uint64_t>(level + 1) * kHashBase);
 }
 
-// Hash of the last n tokens before `end`.
-NGRAM_FN uint64_t hash_tokens(Gm<const int32_t> end, int64_t n) {
+// Hash of the last n tokens before `end`: a pointer, or a kernel's copy of the tokens.
+template <class Tokens>
+NGRAM_FN uint64_t hash_tokens(const Tokens& end, int64_t n) {
   uint64_t hash = 0;
   for (int64_t j = n; j > 0; --j) hash = hash * kHashBase + static_cast<uint32_t>(end[-j]);
   return hash;
+}
+
+// Calls visit(level, hash) for the n-grams before `end`, of up to max_size tokens. The hashes are computed together.
+template <class Tokens, class Visit>
+NGRAM_FN void for_each_ngram(const Tokens& end, int64_t max_size, const Visit& visit) {
+  uint64_t hash = 0, power = 1;
+  int64_t j = 0;
+  for (int64_t level = 0; level < kSizes && size_of_level(level) <= max_size; ++level) {
+    for (; j < size_of_level(level); ++j) {
+      hash += static_cast<uint32_t>(static_cast<int32_t>(end[-1 - j])) * power;
+      power *= kHashBase;
+    }
+    visit(level, hash);
+  }
 }
 
 // The entry of an n-gram with this hash.
@@ -87,20 +102,30 @@ NGRAM_FN int64_t ring_row(const Contents<Int>& contents, int64_t number) {
   return static_cast<uint32_t>(number) % static_cast<uint32_t>(contents.blocks.rows);
 }
 
+// Whether this is the head of a block with this number and scope. Here and below, the type Head is a pointer to a head,
+// or a kernel's copy of the head.
+template <class Head>
+NGRAM_FN bool is_block(const Head& head, int64_t number, int64_t scope) {
+  const bool has_scope = head[kScopeLow] == static_cast<int32_t>(scope) &&
+                         head[kScopeHigh] == static_cast<int32_t>(static_cast<uint64_t>(scope) >> 32);
+  return head[kNumber] == number && has_scope;
+}
+
 // The row of the block with this number, if it is still in the ring and has this scope; otherwise -1.
 template <class Int>
 NGRAM_FN int64_t find_block(const Contents<Int>& contents, int64_t number, int64_t scope) {
   if (number <= 0) return -1;
   const int64_t row = ring_row(contents, number);
-  const Gm<const int32_t> head = contents.blocks[row];
-  const bool has_scope = head[kScopeLow] == static_cast<int32_t>(scope) &&
-                         head[kScopeHigh] == static_cast<int32_t>(static_cast<uint64_t>(scope) >> 32);
-  return head[kNumber] == number && has_scope ? row : -1;
+  return is_block(contents.blocks[row], number, scope) ? row : -1;
 }
 
+template <class Head>
+NGRAM_FN int64_t fill_of_head(const Head& head) {
+  return smaller<int64_t>(larger<int64_t>(head[kFill], 0), kBlockTokens);
+}
 template <class Int>
 NGRAM_FN int64_t fill_of(const Contents<Int>& contents, int64_t row) {
-  return smaller<int64_t>(larger<int64_t>(contents.blocks[row][kFill], 0), kBlockTokens);
+  return fill_of_head(contents.blocks[row]);
 }
 
 }  // namespace store
@@ -147,9 +172,10 @@ NGRAM_FN int64_t slot_of(const StoreAppendParams& p, int64_t i) {
   return p.slot_indices.bytes == 0 ? p.row_indices[i] : p.slot_indices[i];
 }
 
-// Recognizes a request by the last tokens of its row in the slot's last call.
-NGRAM_FN int32_t slot_hash(Gm<const int32_t> row, int64_t length, uint64_t seed) {
-  return static_cast<int32_t>(key_of(hash_tokens(row + length, smaller(length, kMaxSize)), seed, kSizes));
+// Recognizes a request by the last tokens of its row in the slot's last call, when the row had `length` tokens.
+template <class Tokens>
+NGRAM_FN int32_t slot_hash(const Tokens& end, int64_t length, uint64_t seed) {
+  return static_cast<int32_t>(key_of(hash_tokens(end, smaller(length, kMaxSize)), seed, kSizes));
 }
 
 // The next block number. All numbers from 1 on are free in a store of zeros.
@@ -162,33 +188,63 @@ NGRAM_FN int64_t max_new_blocks(const StoreAppendParams& p) {
   return smaller(p.contents.blocks.rows / 2, kEndOfNumbers - next_number(p));
 }
 
-// Which tokens of request i are stored, and the block that it writes to; no new blocks are assigned yet.
-NGRAM_FN StoreAppend begin_append(const StoreAppendParams& p, int64_t i) {
+// A request that may store text.
+struct AppendRequest {
+  int64_t row;
+  int64_t slot;
+  int64_t scope;
+  int64_t length;   // of the row; 0: the request is ignored
+  int64_t num_old;  // the row's tokens before the step's new ones
+};
+
+NGRAM_FN AppendRequest append_request(const StoreAppendParams& p, int64_t i) {
   const int64_t row = p.row_indices[i], slot = slot_of(p, i), scope = scope_of(p.scopes, i);
   if (p.num_sampled[i] <= 0 || scope == kPrivateScope || !p.token_ids.has(row) || !p.slots.has(slot)) return {};
   const int64_t length = p.num_tokens[row];
   if (length < 1 || length > p.token_ids.capacity) return {};
-  const int64_t num_old = length - smaller<int64_t>(p.num_sampled[i], length);
-  const int64_t end = p.hold_back ? num_old : length;
-  const Gm<const int32_t> words = p.slots[slot];
-  const int64_t stored = int64_t{words[kSlotLength]} - 1;
+  return {row, slot, scope, length, length - smaller<int64_t>(p.num_sampled[i], length)};
+}
+
+// Which tokens of a request are stored, and the number of the block that it looks for, if any. `slot` has the words of
+// the request's slot; `old_end` is the end of the row's old tokens. Both are pointers, or copies in a kernel.
+template <class Words, class Tokens>
+NGRAM_FN StoreAppend choose_tokens(const StoreAppendParams& p, const AppendRequest& request, const Words& slot,
+                                   const Tokens& old_end) {
+  const int64_t num_old = request.num_old;
+  const int64_t end = p.hold_back ? num_old : request.length;
+  const int64_t stored = int64_t{slot[kSlotLength]} - 1;
   StoreAppend append{};
   append.is_active = 1;
   // A row that grew without this slot has another length. Its text is stored elsewhere, or was skipped.
-  const bool continues = words[kSlotRowLength] == num_old && stored >= 0 && stored <= end &&
-                         end - stored <= p.max_new &&
-                         words[kSlotHash] == slot_hash(p.token_ids[row], num_old, seed_of_scope(scope));
+  const bool continues = slot[kSlotRowLength] == num_old && stored >= 0 && stored <= end && end - stored <= p.max_new &&
+                         slot[kSlotHash] == slot_hash(old_end, num_old, seed_of_scope(request.scope));
   const int64_t begin = continues ? stored : larger(num_old, end - p.max_new);
   append.begin = static_cast<int32_t>(begin);
   append.count = static_cast<int32_t>(end - begin);
-  const int32_t number = words[kSlotBlock];
-  const int64_t found = continues && number < next_number(p) ? find_block(p.contents, number, scope) : -1;
-  if (found < 0) return append;
-  const int64_t fill = fill_of(p.contents, found);
-  append.block = number;
-  append.fill = static_cast<int32_t>(fill);
-  append.num_before =
-      static_cast<int32_t>(p.contents.blocks[found][kPrevious] > 0 ? kMaxSize : smaller(fill, kMaxSize));
+  const int32_t number = slot[kSlotBlock];
+  if (continues && number > 0 && number < next_number(p)) append.block = number;
+  return append;
+}
+
+// Completes choose_tokens(): the request writes to the block that it looks for only if it finds the block. `head` is
+// in the block's row.
+template <class Head>
+NGRAM_FN void continue_block(const Head& head, int64_t scope, StoreAppend* append) {
+  if (!is_block(head, append->block, scope)) {
+    append->block = 0;
+    return;
+  }
+  const int64_t fill = fill_of_head(head);
+  append->fill = static_cast<int32_t>(fill);
+  append->num_before = static_cast<int32_t>(head[kPrevious] > 0 ? kMaxSize : smaller(fill, kMaxSize));
+}
+
+// Which tokens of request i are stored, and the block that it writes to; no new blocks are assigned yet.
+NGRAM_FN StoreAppend begin_append(const StoreAppendParams& p, int64_t i) {
+  const AppendRequest request = append_request(p, i);
+  if (request.length == 0) return {};
+  StoreAppend append = choose_tokens(p, request, p.slots[request.slot], p.token_ids[request.row] + request.num_old);
+  if (append.block > 0) continue_block(p.contents.blocks[ring_row(p.contents, append.block)], request.scope, &append);
   return append;
 }
 
@@ -233,10 +289,11 @@ NGRAM_FN void write_token(const StoreAppendParams& p, const StoreAppend& append,
       t < append.count ? p.token_ids[row][append.begin + t] : 0;
 }
 
-// Whether the store has the n tokens before token t of an append.
-NGRAM_FN bool has_ngram(const StoreAppend& append, int64_t t, int64_t n) {
-  return n <= append.num_before + t && n <= append.begin + t;
+// The largest n for which the store has the n tokens before token t of an append.
+NGRAM_FN int64_t max_ngram_size(const StoreAppend& append, int64_t t) {
+  return smaller<int64_t>(append.num_before, append.begin) + t;
 }
+NGRAM_FN bool has_ngram(const StoreAppend& append, int64_t t, int64_t n) { return n <= max_ngram_size(append, t); }
 
 // The entry of the n-gram before token t of an append, read from the request's own row: the ring may be written to at
 // the same time. Null if the store does not have all tokens of the n-gram.
@@ -247,10 +304,10 @@ NGRAM_FN Gm<int32_t> find_entry(const StoreAppendParams& p, const StoreAppend& a
   return entry_of(p.contents.table, hash_tokens(p.token_ids[row] + append.begin + t, n), seed, level);
 }
 
-// Writes the head of new block j of an append.
-NGRAM_FN void write_head(const StoreAppendParams& p, const StoreAppend& append, int64_t scope, int64_t j) {
+// Sets the words of the head of new block j of an append.
+template <class Head>
+NGRAM_FN void set_new_head(const StoreAppend& append, int64_t scope, int64_t j, const Head& head) {
   const int64_t number = append.first_block + j;
-  const Gm<int32_t> head = p.contents.blocks[ring_row(p.contents, number)];
   head[kNumber] = static_cast<int32_t>(number);
   head[kPrevious] = j > 0 ? static_cast<int32_t>(number - 1) : append.block;
   head[kNext] = j + 1 < append.num_blocks ? static_cast<int32_t>(number + 1) : 0;
@@ -259,20 +316,33 @@ NGRAM_FN void write_head(const StoreAppendParams& p, const StoreAppend& append, 
   head[kScopeHigh] = static_cast<int32_t>(static_cast<uint64_t>(scope) >> 32);
 }
 
-// Writes the request's slot, and the head of the block that it continued.
-NGRAM_FN void finish_append(const StoreAppendParams& p, const StoreAppend& append, int64_t i) {
-  if (append.block > 0) {
-    const Gm<int32_t> head = p.contents.blocks[ring_row(p.contents, append.block)];
-    head[kFill] = static_cast<int32_t>(smaller<int64_t>(append.fill + append.count, kBlockTokens));
-    if (append.num_blocks > 0) head[kNext] = append.first_block;
-  }
+// Writes the head of new block j of an append.
+NGRAM_FN void write_head(const StoreAppendParams& p, const StoreAppend& append, int64_t scope, int64_t j) {
+  set_new_head(append, scope, j, p.contents.blocks[ring_row(p.contents, append.first_block + j)]);
+}
+
+// Sets the words that change in the head of the block that an append continued.
+template <class Head>
+NGRAM_FN void set_continued_head(const StoreAppend& append, const Head& head) {
+  head[kFill] = static_cast<int32_t>(smaller<int64_t>(append.fill + append.count, kBlockTokens));
+  if (append.num_blocks > 0) head[kNext] = append.first_block;
+}
+
+// Sets the words of the request's slot.
+template <class Words>
+NGRAM_FN void set_slot(const StoreAppendParams& p, const StoreAppend& append, int64_t i, const Words& slot) {
   const int64_t row = p.row_indices[i];
   const int32_t length = p.num_tokens[row];
-  const Gm<int32_t> slot = p.slots[slot_of(p, i)];
   slot[kSlotBlock] = append.num_blocks > 0 ? append.first_block + append.num_blocks - 1 : append.block;
   slot[kSlotLength] = append.begin + append.count + 1;
-  slot[kSlotHash] = slot_hash(p.token_ids[row], length, seed_of_scope(scope_of(p.scopes, i)));
+  slot[kSlotHash] = slot_hash(p.token_ids[row] + length, length, seed_of_scope(scope_of(p.scopes, i)));
   slot[kSlotRowLength] = length;
+}
+
+// Writes the request's slot, and the head of the block that it continued.
+NGRAM_FN void finish_append(const StoreAppendParams& p, const StoreAppend& append, int64_t i) {
+  if (append.block > 0) set_continued_head(append, p.contents.blocks[ring_row(p.contents, append.block)]);
+  set_slot(p, append, i, p.slots[slot_of(p, i)]);
 }
 
 }  // namespace store

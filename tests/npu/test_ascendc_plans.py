@@ -24,7 +24,7 @@ RESERVED = 8 * 1024 + 256
 CORES = (1, 2, 7, 40, 48, 50)
 COUNTS = (0, 1, 2, 7, 8, 47, 48, 49, 128, 1023, 1024, 1025, 50_000)
 LOOKUPS = ("ngram_propose", "ngram_step_")
-KERNEL_OPS = sorted({spec.kernel for spec in OPSPECS.values() if "npu" not in spec.no_kernel})
+KERNEL_OPS = sorted({spec.kernel for spec in OPSPECS.values()})
 TILE_UNIT, MIN_SPAN, HALO, MAX_TILE, STEP = 256, 1024, 64, 8448, 128
 TWIN = next(b for b in TWIN_BACKENDS if b.twin is not None and b.twin.device == "npu")
 

@@ -17,8 +17,9 @@ import torch
 from backends import TWIN_BACKENDS, Backend
 from cuda_hooks import check_changed_lengths, check_failed_launch_is_reported
 from ops.parity import Case, check_case, make_sample_cases
-from ops.specs import OPSPECS, Array, OpSpec
-from ops.specs.store import BLOCK, CONTENTS, SCOPES, Store, new_store
+from ops.specs import OPSPECS, OpSpec
+from ops.specs.store import BLOCK, new_store
+from store_steps import append_text, assert_equal, generate_steps, propose_drafts
 
 # "fast" runs one block after the other; "resident" interleaves several blocks.
 FAST, RESIDENT = (
@@ -97,60 +98,9 @@ def test_largest_capacity_needs_no_more_blocks_than_a_grid_may_have() -> None:
     assert num_drafts.tolist() == [2]
 
 
-CUDA_SPECS = [spec for spec in OPSPECS.values() if "cuda" not in spec.no_kernel]
-
-
-@pytest.mark.parametrize("spec", CUDA_SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.name)
 def test_failed_launch_is_reported(spec: OpSpec) -> None:
     assert check_failed_launch_is_reported(spec, RESIDENT) == ""
-
-
-def _generate_steps(seed: int) -> Iterator[dict[str, Array]]:
-    """Yields the rows of random steps: tokens, lengths, and the requests of the step. All scopes
-    have the same phrases. Requests move to another slot, and come back, without notice."""
-    rng = np.random.default_rng(seed)
-    phrases = rng.integers(0, 40, (5, 30))
-    token_ids, num_tokens = np.zeros((6, 900), np.int32), np.zeros(6, np.int32)
-    scopes, slots = np.zeros(6, np.int64), np.arange(6)
-    while True:
-        rows = rng.permutation(6)[: rng.integers(1, 7)]
-        num_sampled = rng.choice([0, 1, 3, 24, 100], len(rows)).astype(np.int32)
-        for row, count in zip(rows, num_sampled, strict=True):
-            if num_tokens[row] + count > 900 or num_tokens[row] == 0 or rng.random() < 0.01:
-                num_tokens[row], scopes[row] = 0, rng.choice(SCOPES)
-            end = num_tokens[row] + count
-            text = np.concatenate(rng.permutation(phrases)).repeat(1 + (count < 4))
-            token_ids[row, num_tokens[row] : end] = text[:count]
-            num_tokens[row] = end
-        if rng.random() < 0.05:
-            slots = rng.permutation(6)
-        yield {
-            "token_ids": token_ids, "num_tokens": num_tokens, "num_sampled": num_sampled,
-            "row_indices": rows, "slot_indices": slots[rows], "scopes": scopes[rows],
-        }  # fmt: skip
-
-
-def _append(store: Store, rows: dict[str, Array], hold_back: bool = True) -> None:
-    arguments = {name: torch.from_numpy(array) for name, array in {**rows, **store}.items()}
-    torch.ops.ngram_npu.store_append_(**arguments, max_new=BLOCK, hold_back=hold_back)
-
-
-def _propose(store: Store, rows: dict[str, Array]) -> dict[str, Array]:
-    batch = len(rows["num_sampled"])
-    drafts = {"draft_token_ids": np.full((batch, 6), -1, np.int32)}
-    for name in ("num_draft_tokens", "match_len", "agreement"):
-        drafts[name] = np.zeros(batch, np.int32)
-    contents = {name: store[name] for name in CONTENTS}
-    arguments = {**rows, **contents, **drafts}
-    del arguments["slot_indices"]
-    tensors = {name: torch.from_numpy(array) for name, array in arguments.items()}
-    torch.ops.ngram_npu.store_propose_(**tensors)
-    return drafts
-
-
-def _assert_equal(store: dict[str, Array], other: dict[str, Array], where: str) -> None:
-    for name, array in store.items():
-        assert np.array_equal(array, other[name]), f"{where}: {name}"
 
 
 @pytest.mark.usefixtures("restore_seed")
@@ -158,7 +108,7 @@ def _assert_equal(store: dict[str, Array], other: dict[str, Array], where: str) 
 def test_ranks_with_different_schedules_have_equal_stores(num_steps: int) -> None:
     """Threads and blocks run in different orders on the two ranks."""
     stores = [new_store(8, 4096, 6) for _ in range(2)]
-    generators = [_generate_steps(11) for _ in range(2)]
+    generators = [generate_steps(11) for _ in range(2)]
     num_drafts = 0
     with RESIDENT.select():
         for step in range(num_steps):
@@ -166,11 +116,11 @@ def test_ranks_with_different_schedules_have_equal_stores(num_steps: int) -> Non
             for rank, (store, generator) in enumerate(zip(stores, generators, strict=True)):
                 _set_seed(step << 8 | rank << 4 | 1)
                 rows = next(generator)
-                _append(store, rows)
-                drafts.append(_propose(store, rows))
-            _assert_equal(*drafts, f"step {step}")
+                append_text(store, rows)
+                drafts.append(propose_drafts(store, rows))
+            assert_equal(*drafts, f"step {step}")
             num_drafts += int((drafts[0]["agreement"] >= 0).sum())
-    _assert_equal(*stores, "after the last step")
+    assert_equal(*stores, "after the last step")
     assert num_drafts > num_steps / 2
 
 
@@ -196,8 +146,8 @@ def test_backends_agree_after_texts_were_added_in_slices() -> None:
                         "num_sampled": np.array([end - begin], np.int32),
                         "scopes": np.array([i % 2]),
                     }
-                    _append(store, rows, hold_back=False)
+                    append_text(store, rows, hold_back=False)
         stores.append(store)
     assert (stores[0]["table"][:, 1::2] > 0).sum() > 200
     for store in stores[1:]:
-        _assert_equal(stores[0], store, "after the texts")
+        assert_equal(stores[0], store, "after the texts")

@@ -15,7 +15,6 @@ from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 
 UNIT = 65536
 NAMES = [name for name, _ in arguments_of("merge_drafts_")]
-NO_MERGE_ON_NPU = {"npu": "this version merges on the CPU and on GPUs"}
 
 
 def _make_costs(rng: np.random.Generator, *shape: int) -> Array:
@@ -187,7 +186,6 @@ def _make_sizes() -> Iterator[Args]:
 
 SPEC = OpSpec(
     name="merge_drafts_",
-    no_kernel=NO_MERGE_ON_NPU,
     reference=reference.merge_drafts_,
     make_samples=_make_samples,
     bad_calls=(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import tee
 from typing import Any
@@ -66,8 +66,6 @@ class OpSpec:
     not_randomized: frozenset[str] = frozenset()
     """Arguments that ``parity.make_random_cases`` must not change, because with other values the
     results would be unspecified. Workspaces are never changed."""
-    no_kernel: dict[str, str] = field(default_factory=dict)
-    """For each device without a kernel of this operator, the reason."""
     kernel_of: str = ""
     """The operator whose kernels this operator uses; if empty, the operator has its own kernels."""
 

@@ -15,7 +15,6 @@ from ops.schema import arguments_of
 from .inputs import HOSTILE_INDICES, HOSTILE_INT32, UNLIMITED, replace_each
 from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 
-NO_STORE_ON_NPU = {"npu": "the operator needs atomics on a table"}
 BLOCK, END_OF_BLOCK_NUMBERS, WORKSPACE_WORDS = 256, 2**23, 8
 ANY_TOKEN = 2**31 - 1
 NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
@@ -355,7 +354,6 @@ def _make_append_calls_for_one_graph() -> Iterator[Args]:
 
 SPEC = OpSpec(
     name="store_append_",
-    no_kernel=NO_STORE_ON_NPU,
     reference=reference.store_append_,
     make_samples=_append_samples,
     bad_calls=(
@@ -563,7 +561,6 @@ def _make_propose_calls_for_one_graph() -> Iterator[Args]:
 
 PROPOSE_SPEC = OpSpec(
     name="store_propose_",
-    no_kernel=NO_STORE_ON_NPU,
     reference=reference.store_propose_,
     make_samples=_propose_samples,
     bad_calls=(

@@ -126,7 +126,7 @@ text of the replaced block stays
 - return append.num_blocks > 0 ? room_of(append) + append.num_blocks * kBlockTokens : append.count;
 + return append.count;
 row that grew elsewhere continues
-- words[kSlotRowLength] == num_old && stored >= 0
+- slot[kSlotRowLength] == num_old && stored >= 0
 + stored >= 0
 text of the private scope is stored
 - p.num_sampled[i] <= 0 || scope == kPrivateScope || !p.token_ids.has(row) || !p.slots
@@ -298,8 +298,45 @@ CUDA_FAULTS += [
         leave_out_each("(__syncthreads)", ROOT / "csrc/cuda" / name), ops, strict=True
     )
 ]
+ASCENDC_FAULTS = parse_faults("""
+@ csrc/ascendc/store.cpp ascendc store_append_
+plain copy instead of the atomic maximum:     AscendC::SetAtomicMax<int32_t>(); =>
+atomic mode is not reset:     AscendC::SetAtomicNone(); =>
+scope is not in the key of inserted n-grams
+- seed_of_scope(scope_of(p_.scopes, part.i))
++ seed_of_scope(0)
+n-gram is looked up in the launch that inserts n-grams
+-         ++count;
++         if (word == kSecond || entries_[count][kNewest] >= 0) ++count;
+copy and maximum are in one launch
+-     sync_pipes<AscendC::HardEvent::MTE3_S>();
+-     AscendC::SetAtomicNone();
++     for (int64_t n = 0; word == kSecond && n < count; ++n)
++       values_.store(n * kUnitItems, entries_[n] + kNewest, 1);
++     sync_pipes<AscendC::HardEvent::MTE3_S>();
++     AscendC::SetAtomicNone();
+second newest position may equal the newest
+- smaller(newest_.get(unit), positions_[n])
++ newest_.get(unit)
+block head is written by two cores: if (part.is_first) writer. => writer.
+every request of a launch gets the same blocks: next_ += append.num_blocks; =>
+text of a replaced block remains: if (num_zeros > 0) => if (num_zeros < 0)
+
+@ csrc/ascendc/store.cpp ascendc store_propose_
+scope is not in the key of looked up n-grams: seed_of_scope(queries_[j].scope) => seed_of_scope(0)
+tokens in the block of a position are not compared
+- if (text_end[-1 - t] != end[-1 - t])
++ if (n < 0)
+tokens in the block before are not compared
+- if (ngram_token(p_.contents, found, t) != end[-1 - t])
++ if (n < 0)
+
+@ csrc/core/store.h ascendc store_propose_
+scope is not compared: return head[kNumber] == number && has_scope => return head[kNumber] == number
+""")
+
 # ``sync_pipes<...>`` sets a flag and waits for it.
-ASCENDC_FAULTS = [
+ASCENDC_SYNC_FAULTS = [
     fault
     for file in sorted((ROOT / "csrc" / "ascendc").iterdir())
     if file.suffix in {".h", ".cpp"}

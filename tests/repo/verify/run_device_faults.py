@@ -116,8 +116,9 @@ def includes_file(source: Path, file: str) -> bool:
 
 
 def build_ascendc_twin(fault: Fault, folder: Path) -> list[str]:
-    """Builds the twin with the fault in each kernel that includes the file; returns the families of
-    these kernels. Other objects are those of `make twins`."""
+    """Builds the twin with the fault in the kernels of the fault's operator, or else in each kernel
+    that includes the file; returns the families of these kernels. Other objects are those of
+    `make twins`."""
     build_folder = FOLDER.parent
     commands = json.loads((build_folder / "compile_commands.json").read_text())
     objects = build_folder / "tests/twins/ascendc/CMakeFiles"
@@ -131,7 +132,8 @@ def build_ascendc_twin(fault: Fault, folder: Path) -> list[str]:
         source = Path(command["file"])
         if source.parent.name != "ascendc" or "ascendc_kernels_2201" not in command["command"]:
             continue
-        if not includes_file(source, fault.file):
+        family = OPSPECS[fault.op].family if fault.op else ""
+        if source.stem != family if family else not includes_file(source, fault.file):
             parts.append(build_folder / shlex.split(command["command"])[-3])
             continue
         families.append(source.stem)

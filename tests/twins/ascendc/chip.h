@@ -134,6 +134,7 @@ enum class Call {
   kDuplicate,
   kCreateVecIndex,
   kReduceMax,
+  kSetAtomicMax,
 };
 
 struct DtypeRow {
@@ -176,6 +177,8 @@ constexpr DtypeRow kDtypes[] = {
      C220 "createvecindex_impl.h:155, " C310 "createvecindex_impl.h:44"},
     {Call::kReduceMax, kFloatTypes, kMoveTypes | kI64 | kU64,
      "kernel_operator_vec_reduce_intf_impl.h:1049, " C310 "reduce_impl.h:1083"},
+    {Call::kSetAtomicMax, kFloatTypes | kI8 | kI16 | kI32, kFloatTypes | kI8 | kI16 | kI32,
+     "docs/api/context/SetAtomicMax(ISASI).md"},
 };
 
 // The conversions that the kernels need; both chips have these. int32 -> half is not offered, although the 2201 has it:

@@ -49,6 +49,7 @@ void Core::begin_block(const GlobalMemory* gm, int32_t block, uint32_t ub_bytes,
   std::fill_n(&complete_ticks_[0][0], kNumPipes * kNumPipes, 0u);
   for (auto& flags : flags_) std::fill(std::begin(flags), std::end(flags), Flag());
   std::fill_n(used_event_ids_, kNumEvents, uint8_t{0});
+  atomic_dtype_ = kNoType;
   unreserved_flag_ = nullptr;
   model_ = model;
   std::fill_n(times_, kNumPipes, 0.0);
@@ -67,6 +68,7 @@ void Core::end_block(AccessLog& log, Cost& total) {
                        kPipeNames[e / kNumPipes], kPipeNames[e % kNumPipes], id);
     }
   }
+  NGRAM_TWIN_CHECK(atomic_dtype_ == kNoType, "block %d: SetAtomicMax without SetAtomicNone", block_);
   cost[kCycles] = *std::max_element(times_, times_ + kNumPipes);
   log = std::move(log_);
   total = cost;
@@ -215,15 +217,17 @@ void Core::check_gm_order(const std::vector<Interval>& list, Pipe list_pipe, uin
   }
 }
 
-void Core::record_gm_copy(uintptr_t address, uint64_t bytes, bool is_write) {
-  gm_->check_access(address, bytes, is_write, call_name_);
-  if (is_write) {
+void Core::record_gm_copy(uintptr_t address, uint64_t bytes, CopyKind kind) {
+  gm_->check_access(address, bytes, kind != CopyKind::kRead, call_name_);
+  if (kind != CopyKind::kRead) {
     check_gm_order(log_.reads, kMte2, address, bytes, "MTE2 still reads");
     check_gm_order(log_.loads, kS, address, bytes, "S still reads");
   } else {
     check_gm_order(log_.writes, kMte3, address, bytes, "MTE3 still writes");
+    check_gm_order(log_.atomics, kMte3, address, bytes, "MTE3 still writes");
   }
-  AccessLog::add(is_write ? log_.writes : log_.reads, address, bytes, block_, ticks_[pipe_]);
+  auto& list = kind == CopyKind::kRead ? log_.reads : kind == CopyKind::kWrite ? log_.writes : log_.atomics;
+  AccessLog::add(list, address, bytes, block_, ticks_[pipe_]);
 }
 
 ScalarLine& Core::find_cached_line(uintptr_t line) {
@@ -242,6 +246,7 @@ const uint8_t* Core::load_gm_scalar(uintptr_t address, uint64_t bytes) {
   gm_->check_access(address, bytes, false, call_name_);
   NGRAM_TWIN_CHECK(address % bytes == 0, "block %d: %s: not aligned", block_, call_name_);
   check_gm_order(log_.writes, kMte3, address, bytes, "MTE3 still writes");
+  check_gm_order(log_.atomics, kMte3, address, bytes, "MTE3 still writes");
   const uintptr_t line = address / kScalarLineBytes * kScalarLineBytes;
   ScalarLine& cached = find_cached_line(line);
   const bool is_stale = std::memcmp(cached.data + (address - line), reinterpret_cast<void*>(address), bytes) != 0;
@@ -353,8 +358,10 @@ std::vector<Interval> collect_intervals(const std::vector<AccessLog>& logs, std:
   return intervals;
 }
 
-// Throws if an interval of `a` overlaps an interval of `b` of another core. Both lists are sorted by `begin`.
-void check_no_overlap(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* conflict) {
+// Throws if an interval of `a` overlaps an interval of `b` of another core, or of any core. Both lists are sorted by
+// `begin`.
+void check_no_overlap(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* conflict,
+                      bool of_any_core = false) {
   // max_ends[i]: the largest end of the intervals 0 to i of b. A search in descending order stops when it is too small.
   std::vector<uintptr_t> max_ends(b.size());
   uintptr_t max_end = 0;
@@ -363,8 +370,9 @@ void check_no_overlap(const std::vector<Interval>& a, const std::vector<Interval
     const auto end = std::partition_point(b.begin(), b.end(), [&](const Interval& y) { return y.begin < x.end; });
     for (size_t i = static_cast<size_t>(end - b.begin()); i-- > 0 && max_ends[i] > x.begin;) {
       const Interval& y = b[i];
-      NGRAM_TWIN_CHECK(y.end <= x.begin || y.core == x.core, "blocks %d and %d: %s, at %p of global memory", x.core,
-                       y.core, conflict, reinterpret_cast<void*>(std::max(x.begin, y.begin)));
+      NGRAM_TWIN_CHECK(y.end <= x.begin || (y.core == x.core && !of_any_core),
+                       "blocks %d and %d: %s, at %p of global memory", x.core, y.core, conflict,
+                       reinterpret_cast<void*>(std::max(x.begin, y.begin)));
     }
   }
 }
@@ -376,7 +384,7 @@ uint64_t count_max_copies_per_line(const std::vector<AccessLog>& logs) {
   std::unordered_map<uintptr_t, uint64_t> copies;
   uint64_t max_copies = 0;
   for (const AccessLog& log : logs) {
-    for (const auto* list : {&log.reads, &log.writes}) {
+    for (const auto* list : {&log.reads, &log.writes, &log.atomics}) {
       for (const Interval& x : *list) {
         for (uintptr_t line = x.begin / kLine; line * kLine < x.end; ++line)
           max_copies = std::max(max_copies, ++copies[line]);
@@ -388,9 +396,13 @@ uint64_t count_max_copies_per_line(const std::vector<AccessLog>& logs) {
 
 void check_races(const std::vector<AccessLog>& logs) {
   const std::vector<Interval> writes = collect_intervals(logs, &AccessLog::writes);
+  const std::vector<Interval> atomics = collect_intervals(logs, &AccessLog::atomics);
   check_no_overlap(writes, writes, "both write the same bytes");
+  check_no_overlap(writes, atomics, "one overwrites what the other changes atomically", true);
   for (const auto list : {&AccessLog::reads, &AccessLog::loads}) {
-    check_no_overlap(writes, collect_intervals(logs, list), "one writes what the other reads");
+    const std::vector<Interval> reads = collect_intervals(logs, list);
+    check_no_overlap(writes, reads, "one writes what the other reads");
+    check_no_overlap(atomics, reads, "one reads what the other changes atomically in the same launch", true);
   }
 }
 

@@ -66,8 +66,9 @@ struct Buffer {
   uint32_t bytes = 0;
   uint32_t generation = 0;  // a tensor of an earlier generation is stale
   BufferState state = BufferState::kFree;
-  bool was_allocated = false;  // whether AllocTensor of a queue has returned the buffer
-  bool allows_copies = true;   // whether the chip's documents allow DataCopyPad at the buffer's TPosition
+  bool was_allocated = false;   // whether AllocTensor of a queue has returned the buffer
+  bool allows_copies = true;    // whether the chip's documents allow DataCopyPad at the buffer's TPosition
+  bool allows_atomics = false;  // whether the buffer is at VECOUT, from which copies may be atomic
   // For a free buffer of a queue: the flag that signals that the last user of the buffer is done; event -1: none.
   struct {
     int event = -1;
@@ -87,6 +88,8 @@ struct Flag {
   uint32_t complete_ticks[kNumPipes] = {};  // of each pipe, when the flag was set
   double time = 0;                          // modelled time at which the waiting pipe may continue
 };
+
+enum class CopyKind : uint8_t { kRead, kWrite, kAtomic };
 
 enum class Speed : uint8_t { kNormal, kGather };
 
@@ -140,8 +143,15 @@ class Core {
   void add_copy_cost(uint64_t bytes, bool to_gm);
 
   // Global memory. Throw unless the access is in bounds and ordered after this block's conflicting accesses.
-  void record_gm_copy(uintptr_t address, uint64_t bytes, bool is_write);
+  void record_gm_copy(uintptr_t address, uint64_t bytes, CopyKind kind);
   const uint8_t* load_gm_scalar(uintptr_t address, uint64_t bytes);
+
+  // The element type of the atomic maximum that copies to global memory compute; kNoType: copies overwrite.
+  void set_atomic_max(uint32_t dtype) {
+    issue(kS, dtype == kNoType ? "SetAtomicNone" : "SetAtomicMax");
+    atomic_dtype_ = dtype;
+  }
+  uint32_t atomic_dtype() const { return atomic_dtype_; }
 
   // Events and flags. `event` is HardEvent as a number.
   int alloc_event(int event);
@@ -186,6 +196,7 @@ class Core {
   uint8_t used_event_ids_[kNumEvents] = {};  // one bit per allocated ID
   // The flag that the last instruction set with an ID that is not allocated; null: none.
   const Flag* unreserved_flag_ = nullptr;
+  uint32_t atomic_dtype_ = kNoType;
 
   CostModel model_;
   double times_[kNumPipes] = {};  // modelled cycles

@@ -54,9 +54,10 @@ struct Interval {
 // The accesses of one core to global memory. Adjacent accesses of the same tick are stored as one interval.
 class AccessLog {
  public:
-  std::vector<Interval> reads;   // by MTE2
-  std::vector<Interval> loads;   // by S
-  std::vector<Interval> writes;  // by MTE3
+  std::vector<Interval> reads;    // by MTE2
+  std::vector<Interval> loads;    // by S
+  std::vector<Interval> writes;   // by MTE3
+  std::vector<Interval> atomics;  // by MTE3 with an atomic operation
 
   static void add(std::vector<Interval>& list, uintptr_t address, uint64_t bytes, int32_t core, uint32_t tick) {
     if (!list.empty() && list.back().end == address && list.back().tick == tick) {
@@ -70,7 +71,9 @@ class AccessLog {
 // Returns the largest number of copies of all cores that access the same 512-byte line.
 uint64_t count_max_copies_per_line(const std::vector<AccessLog>& logs);
 
-// Throws if two cores accessed the same bytes and one of the cores wrote: nothing orders the blocks of a launch.
+// Throws if two cores accessed the same bytes and one of the cores wrote: nothing orders the blocks of a launch. Only
+// atomic operations may access the same bytes. No core of the launch, not even the one that made the atomic operation,
+// may read their results.
 void check_races(const std::vector<AccessLog>& logs);
 
 // A line of a core's scalar data cache, which is coherent neither with the other cores' caches nor with copies.

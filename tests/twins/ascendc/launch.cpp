@@ -14,6 +14,8 @@
 #include "core/bookkeeping.h"
 #include "core/correction.h"
 #include "core/drafting.h"
+#include "core/merging.h"
+#include "core/store.h"
 
 #define NGRAM_TWIN_KERNEL(name) extern "C" void name(NgramNpuLaunchArgs args);
 NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
@@ -134,6 +136,56 @@ inline void add_tensors(const PrepareInputIdsParams& params, RegionList& list) {
   list.add("num_scheduled_drafts", params.num_scheduled_drafts, params.batch);
 }
 
+inline void add_tensors(const MergeDraftsParams& params, RegionList& list) {
+  const auto rows = [&](const char* name, const void* data, int64_t width, int64_t stride) {
+    list.add(name, data, params.batch, width * params.token_bytes, stride * params.token_bytes,
+             data == params.draft_token_ids);
+  };
+  rows("neural_draft_token_ids", params.neural_draft_token_ids, params.neural_width, params.neural_stride);
+  rows("draft_token_ids", params.draft_token_ids, params.ngram_draft_token_ids.capacity,
+       params.ngram_draft_token_ids.capacity);
+  list.add("ngram_draft_token_ids", params.ngram_draft_token_ids);
+  list.add("num_ngram_draft_tokens", params.num_ngram_draft_tokens, params.batch);
+  list.add("match_len", params.match_len, params.batch);
+  list.add("num_neural_draft_tokens", params.num_neural_draft_tokens, params.batch);
+  list.add("draft_costs", params.draft_costs);
+  list.add("neural_draft_costs", params.neural_draft_costs);
+  list.add("row_indices", params.row_indices, params.batch);
+  list.add("num_sampled", params.num_sampled, params.batch);
+  list.add("num_scheduled_drafts", params.num_scheduled_drafts, params.batch);
+  list.add("neural_acceptance", params.neural_acceptance);
+  list.add("num_draft_tokens", params.num_draft_tokens, params.batch);
+  list.add("draft_source", params.draft_source, params.batch);
+}
+
+// The tensors that both operators of the store have.
+template <class Params>
+void add_store_tensors(const Params& params, RegionList& list) {
+  list.add("token_ids", params.token_ids);
+  list.add("num_tokens", params.num_tokens, params.token_ids.rows);
+  list.add("num_sampled", params.num_sampled, params.batch);
+  list.add("row_indices", params.row_indices, params.batch);
+  list.add("scopes", params.scopes, params.batch);
+  list.add("text", params.contents.text);
+  list.add("blocks", params.contents.blocks);
+  list.add("table", params.contents.table);
+}
+
+inline void add_tensors(const StoreAppendParams& params, RegionList& list) {
+  add_store_tensors(params, list);
+  list.add("slot_indices", params.slot_indices, params.batch);
+  list.add("slots", params.slots);
+  list.add("allocator", params.allocator, store::kAllocatorWords);
+}
+
+inline void add_tensors(const StoreProposeParams& params, RegionList& list) {
+  add_store_tensors(params, list);
+  list.add("draft_token_ids", params.draft_token_ids, params.batch, params.k);
+  list.add("num_draft_tokens", params.num_draft_tokens, params.batch);
+  list.add("match_len", params.match_len, params.batch);
+  list.add("agreement", params.agreement, params.batch);
+}
+
 using KernelFunction = void (*)(NgramNpuLaunchArgs);
 constexpr KernelFunction kKernels[] = {
 #define NGRAM_TWIN_KERNEL(name) name,
@@ -226,7 +278,8 @@ int32_t run_operator(const Params& params) {
     const ascendc::Launch& launch = plan.launches[i];
     Options options;
     options.seed = s.seed + static_cast<uint64_t>(i);
-    options.ub_bytes = static_cast<uint32_t>(device.ub_bytes);
+    // The kernel gets no more than the planned bytes, so that a plan with too few bytes is a fault.
+    options.ub_bytes = static_cast<uint32_t>(launch.ub_bytes + ascendc::kReservedUbBytes);
     options.model = s.model;
     options.races_allowed = s.races_allowed;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
@@ -312,6 +365,11 @@ std::string to_json(const BatchTiling& t) {
   return "{\"requests\": " + to_json(t.requests) + ", \"tokens\": " + to_json(t.tokens) + "}";
 }
 
+std::string to_json(const StoreAppendTiling& t) {
+  return "{\"requests\": " + to_json(t.requests) + ", \"parts\": " + to_json(t.parts) +
+         ", \"spans\": " + std::to_string(t.spans) + ", \"tile_tokens\": " + std::to_string(t.tile_tokens) + "}";
+}
+
 std::string to_json(const LookupTiling& t) {
   return "{\"launches\": " + std::to_string(t.launches) + ", \"spans\": " + std::to_string(t.spans) +
          ", \"items\": " + to_json(t.items) + ", \"tile_tokens\": " + std::to_string(t.tile_tokens) +
@@ -342,6 +400,10 @@ Params make_params(const Sizes& sizes) {
     p.lookup.k = sizes.k;
     p.draft_token_ids = {nullptr, sizes.k, sizeof(int32_t)};
   }
+  if constexpr (std::is_same_v<Params, StoreAppendParams>) {
+    p.token_ids.capacity = sizes.capacity;
+    p.max_new = sizes.total_tokens;
+  }
   return p;
 }
 
@@ -353,8 +415,9 @@ constexpr bool has_batch_tiling =
 // Returns the plan, or "null" if the device cannot run the operator.
 template <class Params>
 std::string make_plan_as_json(const Sizes& sizes, const DeviceProperties& device) {
+  using StoreTiling = std::conditional_t<std::is_same_v<Params, StoreAppendParams>, StoreAppendTiling, CoreTiling>;
   using Tiling = std::conditional_t<twin::is_lookup<Params>, LookupTiling,
-                                    std::conditional_t<has_batch_tiling<Params>, BatchTiling, CoreTiling>>;
+                                    std::conditional_t<has_batch_tiling<Params>, BatchTiling, StoreTiling>>;
   const LaunchPlan launch_plan = plan(make_params<Params>(sizes), device);
   if (launch_plan.status != kOk) return "null";
   constexpr const char* kNames[] = {

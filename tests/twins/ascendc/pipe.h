@@ -253,6 +253,7 @@ class TPipe {
     Core::current().buffer(buf.buffer_).state = ngram_npu::twin::BufferState::kAllocated;
     Core::current().buffer(buf.buffer_).allows_copies =
         pos != TPosition::VECCALC || ngram_npu::twin::kChip.copies_with_pad_at_calc;
+    Core::current().buffer(buf.buffer_).allows_atomics = pos == TPosition::VECOUT;
     buf.bytes_ = Core::current().buffer(buf.buffer_).bytes;
     return true;
   }
@@ -324,6 +325,30 @@ inline uint64_t check_copy(Core& core, const TensorLocation& ub, const AscendC::
   return p.blockLen;
 }
 
+// Stores the maximum of each element and the element in global memory. Cores of other threads may do the same.
+template <class T>
+void copy_maximum(Core& core, const TensorLocation& ub, uintptr_t address, const uint8_t* source, uint64_t bytes) {
+  NGRAM_TWIN_CHECK(core.get_live_buffer(ub, "DataCopyPad").allows_atomics,
+                   "block %d: DataCopyPad: atomic copies must come from a TBuf at VECOUT", core.block());
+  NGRAM_TWIN_CHECK(core.atomic_dtype() == get_dtype<T>(),
+                   "block %d: DataCopyPad: SetAtomicMax was called with another element type", core.block());
+  NGRAM_TWIN_CHECK(address % sizeof(T) == 0, "block %d: DataCopyPad: atomic copy to %p, not aligned to its elements",
+                   core.block(), reinterpret_cast<void*>(address));
+  if constexpr (std::is_integral_v<T>) {
+    for (uint64_t i = 0; i < bytes / sizeof(T); ++i) {
+      T value;
+      std::memcpy(&value, source + i * sizeof(T), sizeof(T));
+      T* const element = reinterpret_cast<T*>(address) + i;
+      T old = __atomic_load_n(element, __ATOMIC_RELAXED);
+      while (old < value &&
+             !__atomic_compare_exchange_n(element, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+      }
+    }
+  } else {
+    NGRAM_TWIN_FAULT("block %d: DataCopyPad: the twin computes atomic maxima of integers only", core.block());
+  }
+}
+
 }  // namespace ngram_npu::twin
 
 namespace AscendC {
@@ -336,7 +361,7 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
   const uint64_t bytes = ngram_npu::twin::check_copy(core, dst.location(), dataCopyParams, sizeof(T));
   const uint64_t rounded = ngram_npu::twin::round_up(bytes, ngram_npu::twin::kBlockBytes);
   core.issue(ngram_npu::twin::kMte2, "DataCopyPad");
-  core.record_gm_copy(src.address(), bytes, false);
+  core.record_gm_copy(src.address(), bytes, ngram_npu::twin::CopyKind::kRead);
   uint8_t* ub = core.write(dst.location(), rounded);
   std::memcpy(ub, reinterpret_cast<const void*>(src.address()), bytes);
   std::memset(core.shadow(ub), 0, bytes);
@@ -352,9 +377,24 @@ void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const Da
   const uint8_t* ub = core.read(src.location(), bytes);
   const uint8_t* shadow = core.shadow(ub);
   if (std::any_of(shadow, shadow + bytes, [](uint8_t s) { return s != 0; })) core.fail_on_poison();
-  core.record_gm_copy(dst.address(), bytes, true);
-  std::memcpy(reinterpret_cast<void*>(dst.address()), ub, bytes);
+  const bool is_atomic = core.atomic_dtype() != ngram_npu::twin::kNoType;
+  core.record_gm_copy(dst.address(), bytes,
+                      is_atomic ? ngram_npu::twin::CopyKind::kAtomic : ngram_npu::twin::CopyKind::kWrite);
+  if (is_atomic) {
+    ngram_npu::twin::copy_maximum<T>(core, src.location(), dst.address(), ub, bytes);
+  } else {
+    std::memcpy(reinterpret_cast<void*>(dst.address()), ub, bytes);
+  }
   core.add_copy_cost(bytes, true);
 }
+
+// Makes the following copies from VECOUT to global memory atomic: the larger of old and new element is stored.
+template <class T>
+void SetAtomicMax() {
+  static_assert(ngram_npu::twin::is_offered<T>(ngram_npu::twin::Call::kSetAtomicMax),
+                "this chip does not offer the call on this element type");
+  Core::current().set_atomic_max(ngram_npu::twin::get_dtype<T>());
+}
+inline void SetAtomicNone() { Core::current().set_atomic_max(ngram_npu::twin::kNoType); }
 
 }  // namespace AscendC

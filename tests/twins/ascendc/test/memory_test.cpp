@@ -172,6 +172,85 @@ TEST(Blocks, RacesAreReported) {
   EXPECT_FAULT("one writes what the other reads", make_kernel(64, 64), {memory.region()}, 4);
 }
 
+// Returns a kernel in which each block stores the maximum of `values` and 3 + its number at element `first`.
+std::function<void()> make_maximum_kernel(Tensor<int32_t>& memory, uint64_t first, const std::function<void()>& then) {
+  return [&memory, first, then] {
+    TPipe pipe;
+    TBuf<TPosition::VECOUT> buffer;
+    pipe.InitBuffer(buffer, 32);
+    buffer.Get<int32_t>().SetValue(0, 3 + GetBlockIdx());
+    sync_pipes<HardEvent::S_MTE3>();
+    AscendC::SetAtomicMax<int32_t>();
+    copy(memory.global(first), buffer.Get<int32_t>(), 1);
+    AscendC::SetAtomicNone();
+    then();
+  };
+}
+
+TEST(Atomics, MaximumOfAllBlocksIsStored) {
+  Tensor<int32_t> memory(8, 5);
+  EXPECT_CLEAN(make_maximum_kernel(memory, 1, [] {}), {memory.region()}, 7);
+  EXPECT_EQ(memory.values, (std::vector<int32_t>{5, 9, 5, 5, 5, 5, 5, 5}));
+}
+
+TEST(Atomics, CopyAfterSetAtomicNoneOverwrites) {
+  Tensor<int32_t> memory(8, 5);
+  EXPECT_CLEAN(make_scratch_kernel<int32_t>([&](auto& s) {
+                 AscendC::SetAtomicMax<int32_t>();
+                 AscendC::SetAtomicNone();
+                 copy(memory.global(), s.tensor, 1);
+               }),
+               {memory.region()});
+  EXPECT_EQ(memory.values[0], 1);
+}
+
+TEST(Atomics, WrongModeOrPositionIsReported) {
+  Tensor<int32_t> memory(8, 5);
+  EXPECT_FAULT("SetAtomicMax without SetAtomicNone", AscendC::SetAtomicMax<int32_t>);
+  EXPECT_FAULT("must come from a TBuf at VECOUT", make_scratch_kernel<int32_t>([&](auto& s) {
+                 AscendC::SetAtomicMax<int32_t>();
+                 copy(memory.global(), s.tensor, 1);
+               }),
+               {memory.region()});
+  EXPECT_FAULT("another element type",
+               make_maximum_kernel(memory, 0,
+                                   [&] {
+                                     TBuf<TPosition::VECOUT> other;
+                                     AscendC::TPipe::current()->InitBuffer(other, 32);
+                                     other.Get<int32_t>().SetValue(0, 1);
+                                     sync_pipes<HardEvent::S_MTE3>();
+                                     AscendC::SetAtomicMax<int16_t>();
+                                     copy(memory.global(), other.Get<int32_t>(), 1);
+                                   }),
+               {memory.region()});
+}
+
+// The other blocks' maxima may come later, so only another launch may read the result.
+TEST(Atomics, ReadOrPlainWriteInSameLaunchIsReported) {
+  Tensor<int32_t> memory(64, 5);
+  const auto make_kernel = [&](uint64_t first, bool stores) {
+    return make_maximum_kernel(memory, 8, [&memory, first, stores] {
+      TBuf<TPosition::VECIN> buffer;
+      AscendC::TPipe::current()->InitBuffer(buffer, 32);
+      const LocalTensor<int32_t> other = buffer.Get<int32_t>();
+      AscendC::Duplicate(other, 1, 8);
+      sync_all_pipes();
+      if (stores) {
+        copy(memory.global(first), other, 1);
+      } else {
+        copy(other, memory.global(first), 1);
+      }
+      sync_all_pipes();
+    });
+  };
+  EXPECT_CLEAN(make_kernel(9, false), {memory.region()}, 3);
+  EXPECT_FAULT("one reads what the other changes atomically", make_kernel(8, false), {memory.region()}, 1);
+  EXPECT_FAULT("one reads what the other changes atomically", make_kernel(8, false), {memory.region()}, 3);
+  EXPECT_CLEAN(make_kernel(9, true), {memory.region()}, 1);
+  EXPECT_FAULT("both write the same bytes", make_kernel(9, true), {memory.region()}, 3);
+  EXPECT_FAULT("one overwrites what the other changes atomically", make_kernel(8, true), {memory.region()}, 1);
+}
+
 // In launches on class-B input, blocks and pipes may race, but must not access memory outside the tensors.
 TEST(Blocks, AllowedRaceOutsideTensorIsReported) {
   Tensor<int32_t> memory(256);

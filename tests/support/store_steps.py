@@ -1,0 +1,58 @@
+"""Random steps of requests that share a store, for tests that compare stores of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from ops.specs import Array
+from ops.specs.store import BLOCK, CONTENTS, SCOPES, Store
+
+
+def generate_steps(seed: int) -> Iterator[dict[str, Array]]:
+    """Yields the rows of random steps: tokens, lengths, and the requests of the step. All scopes
+    have the same phrases. Requests move to another slot, and come back, without notice."""
+    rng = np.random.default_rng(seed)
+    phrases = rng.integers(0, 40, (5, 30))
+    token_ids, num_tokens = np.zeros((6, 900), np.int32), np.zeros(6, np.int32)
+    scopes, slots = np.zeros(6, np.int64), np.arange(6)
+    while True:
+        rows = rng.permutation(6)[: rng.integers(1, 7)]
+        num_sampled = rng.choice([0, 1, 3, 24, 100], len(rows)).astype(np.int32)
+        for row, count in zip(rows, num_sampled, strict=True):
+            if num_tokens[row] + count > 900 or num_tokens[row] == 0 or rng.random() < 0.01:
+                num_tokens[row], scopes[row] = 0, rng.choice(SCOPES)
+            end = num_tokens[row] + count
+            text = np.concatenate(rng.permutation(phrases)).repeat(1 + (count < 4))
+            token_ids[row, num_tokens[row] : end] = text[:count]
+            num_tokens[row] = end
+        if rng.random() < 0.05:
+            slots = rng.permutation(6)
+        yield {
+            "token_ids": token_ids, "num_tokens": num_tokens, "num_sampled": num_sampled,
+            "row_indices": rows, "slot_indices": slots[rows], "scopes": scopes[rows],
+        }  # fmt: skip
+
+
+def append_text(store: Store, rows: dict[str, Array], hold_back: bool = True) -> None:
+    arguments = {name: torch.from_numpy(array) for name, array in {**rows, **store}.items()}
+    torch.ops.ngram_npu.store_append_(**arguments, max_new=BLOCK, hold_back=hold_back)
+
+
+def propose_drafts(store: Store, rows: dict[str, Array]) -> dict[str, Array]:
+    batch = len(rows["num_sampled"])
+    drafts = {"draft_token_ids": np.full((batch, 6), -1, np.int32)}
+    for name in ("num_draft_tokens", "match_len", "agreement"):
+        drafts[name] = np.zeros(batch, np.int32)
+    contents = {name: store[name] for name in CONTENTS}
+    arguments = {**rows, **contents, **drafts}
+    del arguments["slot_indices"]
+    tensors = {name: torch.from_numpy(array) for name, array in arguments.items()}
+    torch.ops.ngram_npu.store_propose_(**tensors)
+    return drafts
+
+
+def assert_equal(store: dict[str, Array], other: dict[str, Array], where: str) -> None:
+    for name, array in store.items():
+        assert np.array_equal(array, other[name]), f"{where}: {name}"

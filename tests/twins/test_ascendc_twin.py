@@ -1,0 +1,59 @@
+"""Tests that the store of the AscendC kernels does not depend on the number of cores. The parity
+suite runs the kernels' samples on machines of 1 to 48 cores."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from backends import TWIN_BACKENDS
+from ops.specs.store import new_store
+from store_steps import append_text, assert_equal, generate_steps, propose_drafts
+
+TWIN = next(b for b in TWIN_BACKENDS if b.name == "ascendc_twin")
+RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "20000"))
+"""Number of steps of the slow test with two ranks; `make prove` runs more steps."""
+
+
+@contextmanager
+def run_on_cores(num_cores: int) -> Iterator[None]:
+    """Runs the operators on the twin of an NPU with this number of cores."""
+    assert TWIN.twin is not None
+    set_cores = ctypes.CDLL(str(TWIN.twin.path)).ngram_npu_ascendc_twin_set_cores
+    with TWIN.select():
+        set_cores(ctypes.c_int64(num_cores))
+        try:
+            yield
+        finally:
+            set_cores(ctypes.c_int64(0))
+
+
+@pytest.mark.parametrize("num_cores", [1, 2, 7, 40, 48])
+def test_store_on_any_number_of_cores_equals_store_of_cpu(num_cores: int) -> None:
+    store, expected = new_store(8, 4096, 6), new_store(8, 4096, 6)
+    for step, rows in zip(range(100), generate_steps(num_cores), strict=False):
+        append_text(expected, rows)
+        with run_on_cores(num_cores):
+            append_text(store, rows)
+            drafts = propose_drafts(store, rows)
+        assert_equal(propose_drafts(expected, rows), drafts, f"step {step}")
+    assert_equal(expected, store, "after the last step")
+
+
+@pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
+def test_ranks_with_different_numbers_of_cores_have_equal_stores(num_steps: int) -> None:
+    stores = [new_store(8, 4096, 6) for _ in range(2)]
+    num_drafts = 0
+    for step, rows in zip(range(num_steps), generate_steps(11), strict=False):
+        drafts = []
+        for store, num_cores in zip(stores, (7, 48), strict=True):
+            with run_on_cores(num_cores):
+                append_text(store, rows)
+                drafts.append(propose_drafts(store, rows))
+        assert_equal(*drafts, f"step {step}")
+        num_drafts += int((drafts[0]["agreement"] >= 0).sum())
+    assert_equal(*stores, "after the last step")
+    assert num_drafts > num_steps / 2
