@@ -1,30 +1,41 @@
-"""Compiles all AscendC kernels with the real headers and g++, without CANN's compiler.
+"""Compiles all AscendC kernels with the real headers and clang, without CANN's compiler.
 
     python -m tools.npu.headers DEVKIT
 
-DEVKIT is a checkout of Ascend C's devkit (asc-devkit), which is not part of this project. This tool
-declares the names of CANN's compiler that declarations in the headers need, such as `::Part`. It
-does not declare the compiler's intrinsics, so g++ reports many errors in the headers. The tool
-reports only errors in our files, and errors in templates that our files instantiate, except errors
-about an intrinsic.
+DEVKIT is a checkout of Ascend C's devkit (asc-devkit), which is not part of this project. Needs
+clang 15 or later (Debian: clang-15), because CANN's compiler is a clang 15. Kernels are compiled as
+CUDA device code, so that clang knows address spaces and functions of the device: global memory and
+the unified buffer are different spaces, and `__aicore__` functions may call no host functions and
+not throw. The tool declares the names of CANN's compiler that declarations in the headers need,
+such as `::Part`. It does not declare the compiler's intrinsics, so clang reports many errors in the
+headers. The tool reports only errors in our files and, for the 2201, errors in templates that our
+files instantiate, except errors about an intrinsic. (For the 3510, the headers need more of the
+compiler.)
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = (2201, 3510)
-_COMPILER = ("g++", "-std=c++17", "-fsyntax-only", "-fpermissive", "-w", "-fmax-errors=0")
+HOST_FILES = ("launch.cpp", "loaded_kernels.cpp")
+_OPTIONS = (
+    "-x", "cuda", "--cuda-device-only", "--cuda-gpu-arch=sm_70", "-nocudainc", "-nocudalib",
+    "-std=c++17", "-fsyntax-only", "-w", "-ferror-limit=0", "-D__CCE_AICORE__=220",
+)  # fmt: skip
+_ADDRESS_SPACES = ("gm", "ubuf", "cbuf", "ca", "cb", "cc", "fbuf", "ssbuf", "biasbuf")
 _KEYWORDS = (
-    "aicore", "global", "gm", "ubuf", "cbuf", "ca", "cb", "cc", "fbuf", "ssbuf", "biasbuf",
-    "simd_vf", "simd_callee", "no_simd_vf_fusion", "sync_alias", "sync_noalias", "check_sync_alias",
-    "sync_in", "sync_out", "inout_pipe__(pipe)", "in_pipe__(pipe)", "out_pipe__(pipe)",
+    "global__", "simd_vf__", "simd_callee__", "no_simd_vf_fusion__", "sync_alias__",
+    "sync_noalias__", "check_sync_alias__", "sync_in__", "sync_out__", "inout_pipe__(pipe)",
+    "in_pipe__(pipe)", "out_pipe__(pipe)",
 )  # fmt: skip
 _OPAQUE_TYPES = (
     "vector_bool", "vector_u8", "vector_s8", "vector_u16", "vector_s16", "vector_f16",
@@ -39,8 +50,8 @@ _DECLARATIONS = """
 struct Part;
 struct half {
   half() = default;
-  template <class T> half(T) {}
-  operator float() const { return 0; }
+  template <class T> constexpr half(T) {}
+  constexpr operator float() const { return 0; }
 };
 struct bfloat16_t : half { using half::half; };
 enum class Mode {};
@@ -50,63 +61,82 @@ enum pipe_t { PIPE_S, PIPE_V, PIPE_M, PIPE_MTE1, PIPE_MTE2, PIPE_MTE3, PIPE_ALL,
 enum event_t { EVENT_ID0, EVENT_ID1, EVENT_ID2, EVENT_ID3, EVENT_ID4, EVENT_ID5, EVENT_ID6 };
 """
 _ERROR = re.compile(r"^(\S+?):\d+:\d+: error: (.*)")
-_INTRINSIC = re.compile(
-    r"'\w+' (was not declared in this scope|has not been declared|does not name a type)"
-    r"|there are no arguments to '\w+'"
-)
+_INTRINSIC = re.compile(r"use of undeclared identifier '\w+'")
+
+
+def find_clang() -> str | None:
+    """Returns the newest clang++ of this machine, None if there is none of 15 or later."""
+    names = (f"clang++-{version}" for version in range(30, 14, -1))
+    return next((name for name in names if shutil.which(name)), None)
 
 
 def main() -> int:
     devkit, sources = Path(sys.argv[1]), ROOT / "csrc"
     files = sorted((sources / "ascendc").glob("*.cpp"))
-    kernels = [file for file in files if "NGRAM_NPU_KERNEL(" in file.read_text()]
+    kernels = [file for file in files if file.name not in HOST_FILES]
     errors = []
     with tempfile.TemporaryDirectory() as folder:
-        header = write_stand_ins(devkit, Path(folder))
-        include = [folder, devkit / "include", devkit / "include/basic_api", devkit, sources]
+        write_stand_ins(devkit, Path(folder))
+        includes = [devkit / "include", devkit / "include/basic_api", devkit, sources]
         for arch in ARCHITECTURES:
             for kernel in kernels:
-                result = subprocess.run(
-                    [*_COMPILER, f"-D__NPU_ARCH__={arch}", *(f"-I{path}" for path in include),
-                     "-include", header, kernel],
-                    capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
-                )  # fmt: skip
-                messages = find_problems(result.stderr, str(sources))
+                output = compile_kernel(kernel, Path(folder), includes, arch)
+                messages = find_problems(output, str(sources), with_templates=arch == 2201)
                 print(f"{arch} {kernel.name}: {len(messages)} problems", *messages, sep="\n  ")
                 errors += messages
     return bool(errors)
 
 
-def write_stand_ins(devkit: Path, folder: Path) -> Path:
-    """Writes empty files in place of the headers that the kernels do not use, and a header that
-    declares the names of CANN's compiler. Returns the path of this header."""
+def compile_kernel(source: Path, folder: Path, includes: Sequence[Path], arch: int) -> str:
+    """Returns clang's messages about a kernel. ``folder`` is that of `write_stand_ins`."""
+    clang = find_clang()
+    if clang is None:
+        sys.exit("clang++ 15 or later is missing (Debian, Ubuntu: apt-get install clang-15)")
+    command = [clang, *_OPTIONS, f"-D__NPU_ARCH__={arch}", f"-I{folder}"]
+    command += [*(f"-I{path}" for path in includes), "-include", str(folder / "names.h")]
+    result = subprocess.run(
+        [*command, source], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+    )
+    return result.stderr
+
+
+def write_stand_ins(devkit: Path, folder: Path) -> None:
+    """Writes names.h, which declares the names of CANN's compiler, and empty files in place of the
+    headers that the kernels do not use."""
     for part in ("adv_api", "simt_api"):
         for header in (devkit / "include" / part).rglob("*.h"):
             for parent in ("include", ""):
                 empty_header = folder / parent / header.relative_to(devkit / "include")
                 empty_header.parent.mkdir(parents=True, exist_ok=True)
                 empty_header.touch()
-    names_header = folder / "names.h"
-    lines = [f"#define __{word}{'' if ')' in word else '__'}" for word in _KEYWORDS]
+    lines = ["#define __aicore__ __attribute__((device))"]
+    lines += [
+        f"#define __{name}__ __attribute__((address_space({number})))"
+        for number, name in enumerate(_ADDRESS_SPACES, 1)
+    ]
+    lines += [f"#define __{word}" for word in _KEYWORDS]
     lines += [f"struct {name} {{}};" for name in _OPAQUE_TYPES]
-    names_header.write_text("\n".join([*lines, _DECLARATIONS]))
-    return names_header
+    (folder / "names.h").write_text("\n".join([*lines, _DECLARATIONS]))
 
 
-def find_problems(output: str, sources: str) -> list[str]:
-    """Returns the errors in our files and in templates that our files instantiate."""
-    errors = []
-    is_in_our_files = False
+def find_problems(output: str, sources: str, *, with_templates: bool) -> list[str]:
+    """Returns the errors in our files and, ``with_templates``, those in templates that our files
+    instantiate. The lines after an error name the instantiations that lead to it."""
+    errors: list[tuple[re.Match[str], list[str]]] = []
     for line in output.splitlines():
-        if "In instantiation of" in line or "In file included from" in line:
-            is_in_our_files = False
-        is_in_our_files = is_in_our_files or (line.startswith(sources) and "required from" in line)
-        error = _ERROR.match(line)
-        if error is None:
-            continue
-        if error[1].startswith(sources) or (is_in_our_files and not _INTRINSIC.match(error[2])):
-            errors.append(line)
-    return errors
+        if error := _ERROR.match(line):
+            errors.append((error, []))
+        elif errors:
+            errors[-1][1].append(line)
+    return [
+        error[0]
+        for error, notes in errors
+        if error[1].startswith(sources)
+        or (
+            (with_templates and not _INTRINSIC.match(error[2]))
+            and any(note.startswith(sources) and "requested here" in note for note in notes)
+        )
+    ]
 
 
 if __name__ == "__main__":
