@@ -227,7 +227,8 @@ inline LaunchPlan plan(const StoreProposeParams& p, DeviceProperties device) {
   });
 }
 
-inline LaunchPlan plan(const MergeDraftsParams& p, const DeviceProperties& device) {
+inline LaunchPlan plan(const MergeDraftsParams& p, DeviceProperties device) {
+  device.min_items_per_core = smaller<int64_t>(device.min_items_per_core, 8);  // a request waits for several loads
   return plan_requests(p, device, kMaxRequestsPerDraftPass, Kernel::ngram_npu_merge_drafts, [&p](int64_t per_pass) {
     return ProbabilityTableLayout::ub_bytes() + (p.token_bytes == 8
                                                      ? MergedDraftsLayout<int64_t>::ub_bytes(p, per_pass)

@@ -9,8 +9,13 @@ this package must not start them.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
+import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,12 +77,32 @@ def open_npu() -> Backend:
     backend = state.backends["npu"]
     if state.library is None or backend.reason:
         return backend
+    if reason := explain_torch_npu_abort():
+        return Backend("npu", reason=reason)
     try:
         importlib.import_module("torch_npu")
     except Exception as error:  # for example, CANN's libraries are missing
         first_line = str(error).partition("\n")[0]
         return Backend("npu", reason=f"torch_npu does not import: {first_line}")
     return _load_backend(state.library, "ascendc", "npu", _NPU_PATH)
+
+
+@functools.cache
+def explain_torch_npu_abort() -> str:
+    """Imports torch_npu in a child process. Returns why it ends the process; empty if it does not,
+    or if it is not installed. An exception does not end the process."""
+    if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is None:
+        return ""
+    command = [sys.executable, "-c", "import torch_npu"]
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if child.returncode >= 0:
+        return ""
+    what = re.search(r"what\(\): *(.+)", child.stderr)
+    signal_name = signal.Signals(-child.returncode).name
+    return f"import torch_npu ends the process with {signal_name}" + (
+        f": {what[1]}" if what else ""
+    )
 
 
 def has_kernel(op: str, device: str) -> bool:

@@ -92,7 +92,8 @@ def doctor() -> Report:
     instruction set, whether vLLM uses the plugin, and settings that cannot work.
 
     Unlike the import of the package, this function imports torch_npu, to test whether the NPU
-    kernels load. It imports neither vLLM nor transformers.
+    kernels load; first in a child process, because the import may end the process. It imports
+    neither vLLM nor transformers.
     """
     import numpy
 
@@ -109,6 +110,13 @@ def doctor() -> Report:
         requested = None
     else:
         problems = [f"NGRAM_NPU_INSTRUCTION_SET={requested}: {instruction_set} is in use"]
+    if abort_reason := _library.explain_torch_npu_abort():
+        if cuda is not None:
+            abort_reason += (
+                f". This torch is built for CUDA {cuda}: install a CPU build of the torch release "
+                "that torch_npu requires"
+            )
+        problems.append(abort_reason)
     driver = _library.get_cuda_driver_version()
     plugin_state, plugin_problems = _check_plugin()
     feed_state, feed_problems = _check_feed(plugin_state)

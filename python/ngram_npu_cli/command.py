@@ -57,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     arguments = make_parser().parse_args(argv)
+    if arguments.run is _run_doctor:
+        # By default, torch imports torch_npu, which may end the process. The doctor tests this.
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     from ngram_npu.errors import InputError
 
     run: Callable[[argparse.Namespace], int] = arguments.run

@@ -1,4 +1,5 @@
-// libFuzzer targets (`make test-sanitizers`): the bytes choose the events of an episode, which compares results with definitions.
+// libFuzzer targets (`make test-sanitizers`): the bytes choose the events of an episode, which compares results with
+// definitions.
 //   fuzz_store   requests that share a store; contents and drafts must equal those of a naive model
 #include <cstdio>
 #include <cstdlib>

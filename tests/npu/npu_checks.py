@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import _library
-from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
+from ngram_npu.engines.vllm.ascend import AscendNgramProposerNPU, triton_ngram_spec_decode
 from ngram_npu.engines.vllm.v2 import make_replacement
 from ops.specs import OPSPECS
 from ops.specs.spec import OpSpec
@@ -133,10 +133,14 @@ def test_step_of_vllm_ascend_is_one_launch() -> None:
     host_arguments = (rows, torch.tensor([7, 9], dtype=torch.int32), torch.tensor([[2], [1]]).int())
     discard = torch.zeros(2, dtype=torch.bool)
     device_arguments = [t.npu() for t in host_arguments]
+    lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 3, "method": "ngram_gpu"}
+    config = make_vllm_config(k=4, max_model_len=12, max_num_seqs=2, **lookup)
+    AscendNgramProposerNPU(config, torch.device("npu"), None)
     take_record()
     with hold_device():
         results = triton_ngram_spec_decode(*device_arguments, discard.npu(), 100, 2, 3, 4)
     assert [line for line in take_record() if line != "copy"] == ["ngram_npu_ngram_step"]
+    AscendNgramProposerNPU(config, torch.device("cpu"), None)
     expected = triton_ngram_spec_decode(*host_arguments, discard, 100, 2, 3, 4)
     assert [r.cpu().tolist() for r in results] == [r.tolist() for r in expected]
     assert torch.equal(device_arguments[0].cpu(), rows)

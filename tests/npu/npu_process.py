@@ -14,9 +14,10 @@ import ngram_npu
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("NGRAM_NPU_BUILD", ROOT / "build"))
-NEXT_TORCH_NPU = BUILD / "torch-npu-next" / "torch_npu"
-LAUNCH, STUBS, BINARY = "libngram_npu_launch.so", "libngram_npu_ascendc.so", "ngram_npu_kernels.o"
-LIBRARIES = (LAUNCH, STUBS, BINARY)
+NEXT_TORCH, NEXT_TORCH_NPU = BUILD / "torch-next", BUILD / "torch-npu-next"
+NEXT_CANN = BUILD / "cann-next" / "lib64"
+LAUNCH, BINARY = "libngram_npu_launch.so", "ngram_npu_kernels.o"
+LIBRARIES = (LAUNCH, BINARY)
 # The variables of an installed CANN are removed.
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_")}
 
@@ -49,7 +50,12 @@ class Npu:
 def make_npu(folder: Path) -> Npu:
     package = BUILD / "launch" / "ngram_npu"
     torch_npu = BUILD / "torch-npu"
-    for path in (*(package / name for name in LIBRARIES), torch_npu / "torch_npu", NEXT_TORCH_NPU):
+    for path in (
+        *(package / name for name in LIBRARIES),
+        torch_npu / "torch_npu",
+        NEXT_TORCH,
+        NEXT_CANN,
+    ):
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; run `make test-slow`")
     shutil.copytree(Path(ngram_npu.__file__).parent, folder / "ngram_npu")

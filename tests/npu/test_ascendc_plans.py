@@ -54,7 +54,7 @@ def count_assignments(layout: dict[str, int], items: int, blocks: int) -> np.nda
 @pytest.mark.parametrize("op", KERNEL_OPS)
 def test_each_operator_has_a_plan_unless_cores_or_memory_are_missing(op: str) -> None:
     result = make_plan(op)
-    assert 1 <= len(result["launches"]) <= 2
+    assert 1 <= len(result["launches"]) <= 3
     assert all(1 <= blocks <= 48 for _, blocks in result["launches"])
     for cores, ub_bytes in ((0, UB_910B), (-1, UB_910B), (48, 0), (48, 1000)):
         assert compute_ascendc_plan(op, SIZES, cores, ub_bytes) is None
@@ -78,6 +78,22 @@ def test_each_item_is_assigned_to_one_core(cores: int) -> None:
             assert 0 <= layout["cores"] <= cores
             blocks = max((blocks for _, blocks in result["launches"]), default=0)
             assert (count_assignments(layout, items, blocks) == 1).all(), (op, items, cores)
+
+
+@pytest.mark.parametrize("cores", CORES)
+def test_each_part_of_an_append_is_assigned_to_one_core(cores: int) -> None:
+    for batch in COUNTS[1:]:
+        for max_new in (1, 5, 256):  # tokens per request, which the plan receives as total_tokens
+            result = make_plan("store_append_", cores, batch=batch, total_tokens=max_new)
+            tiling = result["tiling"]
+            plan_blocks, copy_blocks, write_blocks = (blocks for _, blocks in result["launches"])
+            assert plan_blocks == 1
+            assert copy_blocks == write_blocks == tiling["parts"]["cores"] <= cores
+            assert 1 <= tiling["spans"] <= max(1, max_new // 16)
+            num_parts = batch * tiling["spans"]
+            assert (count_assignments(tiling["parts"], num_parts, copy_blocks) == 1).all()
+            assert result["workspace_bytes"] == 32 * batch
+    assert make_plan("store_append_", cores, batch=1, total_tokens=1024)["tiling"]["spans"] == cores
 
 
 def test_empty_batch_needs_no_launch() -> None:
