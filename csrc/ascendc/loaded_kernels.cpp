@@ -41,8 +41,8 @@ const LoadedKernels* LoadedKernels::get_or_load(int32_t device) {
   aclrtBinHandle binary = nullptr;
   if (const aclError error = aclrtBinaryLoadFromFile(path.c_str(), nullptr, &binary); error != ACL_SUCCESS) {
     const char* chip = aclrtGetSocName();
-    set_error("aclrtBinaryLoadFromFile returned " + std::to_string(error) + " for " + path + "; was it built for this " +
-              (chip != nullptr ? chip : "chip") + "?");
+    set_error("aclrtBinaryLoadFromFile returned " + std::to_string(error) + " for " + path +
+              "; was it built for this " + (chip != nullptr ? chip : "chip") + "?");
     return nullptr;
   }
   LoadedKernels loaded;
