@@ -230,7 +230,7 @@ def test_missing_or_invalid_binary_raises(npu: Npu, tmp_path: Path, content: byt
     path = _change_libraries(npu, tmp_path, BINARY, content=content)
     output = npu.run_code(CALL, PYTHONPATH=path)
     assert output.startswith("prepare_inputs_padded: the kernel failed: launch failed (status 2): ")
-    assert "aclrtBinaryLoadFromFile returned 145000 for" in output
+    assert "aclrtBinaryLoadFromFile returned 100003 for" in output
     assert f"{BINARY}; was it built for this Ascend910B3?" in output
 
 
