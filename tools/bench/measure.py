@@ -111,7 +111,27 @@ def _describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "cores": len(os.sched_getaffinity(0)),
         "instruction_set": _C.instruction_set(),
+        **_describe_devices(),
     }
+
+
+def _describe_devices() -> dict[str, Any]:
+    """Returns the GPU and the NPU that torch uses, if a script has imported torch."""
+    torch: Any = sys.modules.get("torch")
+    devices: dict[str, Any] = {}
+    if torch is not None and torch.cuda.is_available():
+        smi = "nvidia-smi --query-gpu=driver_version,clocks.max.sm --format=csv,noheader --id=0"
+        driver = subprocess.run(smi.split(), capture_output=True, text=True, check=False)
+        devices["gpu"] = {
+            "name": torch.cuda.get_device_name(0),
+            "driver and maximum clock": driver.stdout.strip(),
+            "cuda": torch.version.cuda,
+        }
+    if torch is not None and hasattr(torch, "npu") and torch.npu.is_available():
+        home = Path(os.environ.get("ASCEND_HOME_PATH", "/nowhere"))
+        cann = next((file.read_text().strip() for file in home.glob("**/version.info")), None)
+        devices["npu"] = {"name": torch.npu.get_device_name(0), "cann": cann}
+    return devices
 
 
 def _leave_out_paths(arguments: Sequence[str]) -> list[str]:
