@@ -30,6 +30,9 @@ LENGTHS = (0, 1, 3, 5)
 BATCHES = (1, 8, 32, 128, 512)
 FIRST_STEPS = 500
 """Number of steps at the beginning, in which the controller learns; they are not counted."""
+SAMPLE_STEPS, SAMPLED_REQUESTS = 8, 4
+"""In every eighth step, the drafts of four requests are counted at all lengths, as by vLLM's adapter
+(``AcceptanceSampler``)."""
 TIME_DEVIATION = 0.03
 """Standard deviation of the logarithm of step times."""
 # NVIDIA's data sheet of the H100 SXM: bytes and dense bf16 operations per second.
@@ -107,6 +110,11 @@ def simulate(
             measured = time * math.exp(rng.normal(0, TIME_DEVIATION))
             controller.observe_step(batch, current, measured if current == previous else None)
             controller.acceptance.observe_verified(current, int(generated.sum()), batch)
+            if step % SAMPLE_STEPS == 0:
+                sampled = num_accepted[positions[:SAMPLED_REQUESTS]]
+                for k in LENGTHS[1:]:
+                    tokens = float(np.minimum(sampled, k).sum() + len(sampled))
+                    controller.acceptance.observe(k, tokens, len(sampled))
             previous, current = current, following
     return num_tokens / seconds
 
