@@ -31,8 +31,8 @@ BATCHES = (1, 8, 32, 128, 512)
 FIRST_STEPS = 500
 """Number of steps at the beginning, in which the controller learns; they are not counted."""
 SAMPLE_STEPS, SAMPLED_REQUESTS = 8, 4
-"""In every eighth step, the drafts of four requests are counted at all lengths, as by vLLM's adapter
-(``AcceptanceSampler``)."""
+"""In every eighth step, the accepted tokens of four requests are counted for all lengths, as vLLM's
+adapter does (``AcceptanceSampler``)."""
 TIME_DEVIATION = 0.03
 """Standard deviation of the logarithm of step times."""
 # NVIDIA's data sheet of the H100 SXM: bytes and dense bf16 operations per second.
