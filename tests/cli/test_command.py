@@ -137,7 +137,7 @@ def test_interrupt_prints_what_was_measured(capsys: Any, monkeypatch: Any) -> No
     monkeypatch.setattr("ngram_npu_cli.replay.make_bar", lambda *_: Bar())
     assert run("replay", "--demo", "--tokenizer", "bytes") == command.EXIT_INTERRUPTED
     assert "interrupted: the figures are those of the part" in capsys.readouterr().out
-    monkeypatch.setattr("ngram_npu_cli.logs.reader.LogReader.__iter__", Bar().update)
+    monkeypatch.setattr("ngram_npu_cli.logs.reader.LogReader.__iter__", lambda _: Bar().update(0))
     assert run("replay", "--demo") == command.EXIT_INTERRUPTED
     assert capsys.readouterr().err == "ngram-npu: interrupted, nothing was measured\n"
 

@@ -117,7 +117,7 @@ def run_steps(
 def test_step_does_not_wait_for_the_device(device: str, has_graph: bool, has_store: bool) -> None:
     steps = choose_count(device, 300, 30)
     answers = run_steps(device, steps, has_graph, has_store)
-    assert answers == run_steps("cpu", steps)
+    assert answers == run_steps("cpu", steps, has_store=has_store)
     assert sum(map(len, answers)) > 1.5 * steps * ROWS
 
 

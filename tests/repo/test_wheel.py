@@ -89,7 +89,7 @@ tokens = np.array([[1, 2, 3, 1, 2, 0]], np.int32)
 lengths = np.array([5], np.int32)
 proposer = ngram_npu.NgramProposer(ngram_npu.NgramConfig())
 step = proposer.step(tokens, lengths, np.array([[3]], np.int32))
-assert step.draft_token_ids.tolist() == [[1, 2, 3, -1, -1]], step
+assert step.draft_token_ids.tolist() == [[1, 2, 3, 1, 2]], step
 """
 
 
