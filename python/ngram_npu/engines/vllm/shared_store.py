@@ -185,7 +185,9 @@ class SharedStore:
     def _save(self) -> bool:
         revision, started = self.contents.revision, time.monotonic()
         try:
-            self.contents.save(self.path)
+            # The first steps hold back their text, so there is nothing to write yet.
+            if os.path.exists(self.path) or self.contents.statistics.tokens_held:
+                self.contents.save(self.path)
         except Exception as error:
             logger.warning("ngram_npu: the store is not saved: %s", format_error(error))
             return False
