@@ -190,6 +190,9 @@ def has_handled_faults(server: Server, faulty: Sequence[Publisher]) -> bool:
     return all(counters + states) and is_connected and not metrics["ngram_npu_feed_age_seconds"]
 
 
+@pytest.mark.xfail(
+    reason="V1 drafts nothing from the fed text: tokens per step equal those of a cold scope"
+)
 @ONLY_V1
 def test_server_with_faulty_publishers_serves_equal_text(
     model: Path, runs: Runs, tmp_path: Path, publishers: list[Publisher]
