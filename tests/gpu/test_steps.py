@@ -11,6 +11,8 @@ from ngram_npu.ops import workspace_size
 from gpu.replay import DEVICES, Replay, choose_count, synchronize
 
 CAPACITY, WIDTH = 1 << 13, 3
+GARBAGE = 0x7E7E7E7E
+"""Contents of a workspace, such as a failed call may have left."""
 EACH_DEVICE = pytest.mark.parametrize("device", DEVICES)
 
 
@@ -28,7 +30,7 @@ class Rows:
         self.sampled = torch.zeros((batch, WIDTH), dtype=torch.int32, device=device)
         self.discard = torch.zeros(batch, dtype=torch.bool, device=device)
         size = workspace_size("ngram_step_", batch)
-        self.workspace = torch.zeros(size, dtype=torch.int32, device=device)
+        self.workspace = torch.full((size,), GARBAGE, dtype=torch.int32, device=device)
         self._start = self.tokens.clone(), self.lengths.clone()
 
     def reset(self) -> None:
@@ -72,8 +74,9 @@ def check_steps(rows: Rows, expected: Rows, device: str, steps: int, growing: bo
             step_rows.sample()
             if not growing:
                 step_rows.change_lengths()
+        if number % 2:
+            rows.workspace.fill_(GARBAGE)
         assert are_equal(replay(), expected.step()), f"step {number}"
-        assert not rows.workspace.any(), f"step {number}: the workspace is not zero"
     assert are_equal((rows.tokens, rows.lengths), (expected.tokens, expected.lengths))
 
 
@@ -85,13 +88,9 @@ def test_replayed_steps_match_the_cpu(device: str, match_policy: int, growing: b
     check_steps(rows, expected, device, choose_count(device, 1000, 20), growing)
 
 
-def test_wrong_step_and_dirty_workspace_are_detected() -> None:
+def test_wrong_step_is_detected() -> None:
     with pytest.raises(AssertionError, match="step 0\n"):
         check_steps(Rows("cpu", 9, seed=1), Rows("cpu", 9, seed=2), "cpu", 3)
-    rows, expected = Rows("cpu", 9, seed=1), Rows("cpu", 9, seed=1)
-    rows.workspace[3] = 1
-    with pytest.raises(AssertionError, match="workspace"):
-        check_steps(rows, expected, "cpu", 3)
 
 
 @EACH_DEVICE
@@ -109,9 +108,8 @@ def test_steps_on_several_streams_are_independent(device: str) -> None:
             with torch.cuda.stream(stream):  # None: the current stream
                 all_results.append(rows.step())
         synchronize(device)
-        for results, rows, expected in zip(all_results, batches, expected_batches, strict=True):
+        for results, expected in zip(all_results, expected_batches, strict=True):
             assert are_equal(results, expected.step())
-            assert not rows.workspace.any()
 
 
 @EACH_DEVICE

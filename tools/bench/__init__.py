@@ -1,1 +1,1 @@
-"""The benchmark: ``python -m tools.bench OP``. README.md describes the method."""
+"""Benchmarks: ``python -m tools.bench.NAME``. README.md describes them."""

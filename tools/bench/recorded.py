@@ -1,15 +1,9 @@
-"""Reads recorded conversations, and replays them with a drafter's drafts.
-
-The replay is independent of ``ngram-npu replay``, so that a fault of one of them shows.
-"""
+"""Reads recorded conversations, and replays them with a drafter's drafts."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
@@ -19,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from ngram_npu import _C, NgramConfig, NgramStore
-from ngram_npu_cli.tokenization import TokenRequest
+from ngram_npu_cli.logs.reader import LogReader
+from ngram_npu_cli.replay import BATCH_SIZE, Drafter, simulate
+from ngram_npu_cli.tokenization import Tokenization, TokenRequest, read_requests
 
-BATCH = 32
-"""Number of conversations that are replayed at the same time."""
 STORE_TOKENS = 1 << 20
 _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data"
-_MODULES = ("argparse", "ast", "configparser", "csv", "difflib", "enum", "inspect", "pickle")
 
 Int32Array = npt.NDArray[np.int32]
 Sets = dict[str, list[TokenRequest]]
@@ -42,38 +35,19 @@ def find_data(folder: Path | None) -> Path | None:
 
 def load_sets(data: Path | None, pattern: str = "replay/*.jsonl.gz") -> Sets:
     """Returns the conversations by set: those of the files in the folder that match the pattern.
-    Without a folder, the set is the bytes of some sources of Python's standard library, whose
-    second halves are the completions."""
-    sets: Sets = {}
+    Without a folder, the set is the bytes of a few sources of Python's standard library."""
     if data is None:
-        files = [Path(sysconfig.get_path("stdlib"), f"{module}.py") for module in _MODULES]
-        texts = [np.frombuffer(file.read_bytes(), np.uint8).astype(np.int32) for file in files]
-        halves = [(t[: len(t) // 2], t[len(t) // 2 :][:12_000]) for t in texts]
-        return {"stdlib": [TokenRequest((pair,)) for pair in halves]}
-    encode = load_tokenizer()
-    for path in sorted(data.glob(pattern)):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            records = [json.loads(line)["turns"] for line in file]
-        sets[path.name.partition(".")[0]] = [
-            TokenRequest(
-                tuple(
-                    (encode(f"USER: {turn['prompt']} ASSISTANT:"), encode(turn["completion"]))
-                    for turn in turns
-                )
-            )
-            for turns in records
-        ]
-    return sets
+        return {"stdlib": _read_conversations([], "bytes")[:8]}
+    return {
+        path.name.partition(".")[0]: _read_conversations([path], "mistral-v1")
+        for path in sorted(data.glob(pattern))
+    }
 
 
-def load_tokenizer() -> Any:
-    """Returns a function from text to token ids of the tokenizer in mistral-common (32k ids)."""
-    import mistral_common
-    from mistral_common.tokens.tokenizers.sentencepiece import SentencePieceTokenizer
-
-    folder = Path(mistral_common.__file__).parent / "data"
-    tokenizer = SentencePieceTokenizer(folder / "tokenizer.model.v1")
-    return lambda text: np.array(tokenizer.encode(text, bos=False, eos=False), np.int32)
+def _read_conversations(paths: Sequence[Path], tokenizer: str) -> list[TokenRequest]:
+    reader = LogReader(paths, strict=True)
+    read = read_requests(reader, Tokenization(tokenizer))
+    return [request for _, _, requests in read for request in requests]
 
 
 class Counts(NamedTuple):
@@ -87,77 +61,15 @@ class Counts(NamedTuple):
         return self.tokens_per_step / (1 + cost * self.drafted_per_step)
 
 
-def replay(conversations: Sequence[TokenRequest], drafter: Any, k: int, *, padded: bool) -> Counts:
-    """Replays conversations in order, `BATCH` at a time, each in one row for all of its turns. The
-    recorded completions replace the target model, and prefill yields the first token of each.
-
-    Args:
-        drafter: An object with `step`, as `NgramProposer` has, and optionally with `reset`, which
-            gets the rows that another conversation begins in.
-        padded: Whether all k draft tokens are verified.
-    """
-    num_rows = min(BATCH, len(conversations))
-    capacity = max(len(c.tokens()) for c in conversations)
-    token_ids, num_tokens = np.zeros((num_rows, capacity), np.int32), np.zeros(num_rows, np.int32)
-    waiting = iter(conversations)
-    rows = [_Row(waiting) for _ in range(num_rows)]
-    reset = getattr(drafter, "reset", None)
-    num_steps = num_generated = num_drafted = 0
-    while active := [i for i, row in enumerate(rows) if row.begin_turn(token_ids[i])]:
-        new = [i for i in active if rows[i].pop_is_new()]
-        if new and reset is not None:
-            reset(np.array(new, np.int32))
-        sampled = np.full((len(active), k + 1), -1, np.int32)
-        for i, row in zip(range(len(active)), (rows[i] for i in active), strict=True):
-            sampled[i, : row.num_due] = row.text[row.length : row.length + row.num_due]
-            num_tokens[active[i]] = row.length
-        indices = np.array(active, np.int32)
-        result = drafter.step(token_ids, num_tokens, sampled, row_indices=indices, advance=True)
-        for i, row_number in enumerate(active):
-            row = rows[row_number]
-            row.length += row.num_due
-            assert num_tokens[row_number] == row.length
-            num = k if padded else int(result.num_draft_tokens[i])
-            rest = row.text[row.length : row.end]
-            draft = result.draft_token_ids[i, : min(num, len(rest))]
-            is_wrong = draft != rest[: len(draft)]
-            num_accepted = int(is_wrong.argmax()) if is_wrong.any() else len(draft)
-            row.num_due = min(num_accepted + 1, len(rest))
-            num_steps += 1
-            num_generated += row.num_due
-            num_drafted += num
-    return Counts(num_generated / num_steps, num_drafted / num_steps)
-
-
-class _Row:
-    """A row of the batch: a conversation, and the tokens that were sampled in the last step."""
-
-    def __init__(self, waiting: Iterator[TokenRequest]) -> None:
-        self._waiting = waiting
-        self._spans: list[tuple[int, int]] = []
-        self._is_new = False
-        self.text = np.zeros(0, np.int32)
-        self.length = self.num_due = self.end = 0
-
-    def pop_is_new(self) -> bool:
-        is_new, self._is_new = self._is_new, False
-        return is_new
-
-    def begin_turn(self, tokens: Int32Array) -> bool:
-        """If the turn has ended, writes the next turn's prompt to the row, whose first completion
-        token is then due. Returns False if no conversation is waiting."""
-        if self.length + self.num_due < self.end:
-            return True
-        while not self._spans:
-            conversation = next(self._waiting, None)
-            if conversation is None:
-                return False
-            self.text, self._is_new, self.length = conversation.tokens(), True, 0
-            self._spans = list(conversation.spans())
-        start, self.end = self._spans.pop(0)
-        tokens[:start] = self.text[:start]
-        self.length, self.num_due = start, 1
-        return True
+def replay(
+    conversations: Sequence[TokenRequest], drafter: Drafter, k: int, *, padded: bool
+) -> Counts:
+    """Replays conversations as ``ngram-npu replay`` does."""
+    figures = simulate(conversations, drafter, k=k, padded=padded)
+    if not figures.is_complete:
+        raise KeyboardInterrupt
+    steps = figures.num_steps
+    return Counts(figures.num_tokens / steps, figures.num_draft_tokens / steps)
 
 
 class PaddingDrafter:
@@ -173,7 +85,7 @@ class PaddingDrafter:
     def reset(self, rows: Any) -> None:
         """Marks the rows as those of new requests."""
         if self._store is not None:
-            self._store.begin_requests(rows.astype(np.int64))
+            self._store.begin_requests(rows)
 
     def step(
         self, token_ids: Any, num_tokens: Any, sampled: Any, *, row_indices: Any, advance: bool
@@ -206,7 +118,7 @@ class PaddingDrafter:
 
 
 def make_store() -> NgramStore:
-    return NgramStore(STORE_TOKENS, num_slots=BATCH, max_batch=BATCH)
+    return NgramStore(STORE_TOKENS, num_slots=BATCH_SIZE, max_batch=BATCH_SIZE)
 
 
 def compute_mean(values: Any) -> float:
