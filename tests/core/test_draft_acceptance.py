@@ -1,168 +1,63 @@
-"""Tests the estimates of tokens per step: compares them with steps that a reference counts."""
+"""Tests the estimates of tokens per step."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections import Counter
-from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
-from ngram_npu import NgramConfig
-from ngram_npu.draft_acceptance import Acceptance, AcceptanceSampler
-from ops import reference
-
-LENGTHS = (0, 1, 3, 5)
-CONFIGS = {
-    "2-5": NgramConfig(min_n=2, max_n=5, overlap=False),
-    "1-16": NgramConfig(),
-}
+from ngram_npu.draft_acceptance import Acceptance
 
 
-@dataclass
-class Request:
-    all_token_ids: list[int]
-    finished: bool = field(default=False)
-
-    def is_finished(self) -> bool:
-        return self.finished
-
-
-class UnweightedAcceptance(Acceptance):
-    """Sums the observations without weights."""
-
-    def __init__(self) -> None:
-        super().__init__(LENGTHS)
-        self.tokens: Counter[int] = Counter()
-        self.steps: Counter[int] = Counter()
-
-    def observe(self, length: int, tokens: float, steps: float) -> None:
-        self.tokens[length] += int(tokens)
-        self.steps[length] += int(steps)
-
-
-def make_text(rng: random.Random, length: int) -> list[int]:
-    """Returns random tokens and copies of earlier tokens."""
-    text = [rng.randrange(20) for _ in range(10)]
-    while len(text) < length:
-        start, size = rng.randrange(len(text)), rng.randrange(1, 12)
-        text += text[start : start + size] if rng.random() < 0.6 else [rng.randrange(20)]
-    return text[:length]
-
-
-def count_steps(config: NgramConfig, text: list[int], start: int, length: int) -> int:
-    """Returns the number of steps that generate `text[start:]` with drafts of `length` tokens."""
-    arguments = {**config.lookup_arguments, "k": length, "fill": True}
-    row, position, num_steps = np.array([text], np.int32), start, 0
-    while position < len(text):
-        drafts, _, _ = reference.ngram_propose(row, np.array([position], np.int32), **arguments)
-        draft = drafts[0].tolist()
-        num_accepted = 0
-        while (
-            num_accepted < length
-            and position + num_accepted < len(text)
-            and draft[num_accepted] == text[position + num_accepted]
-        ):
-            num_accepted += 1
-        position, num_steps = position + num_accepted + 1, num_steps + 1
-    return num_steps
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_sampler_counts_steps_of_each_draft_length(config: NgramConfig) -> None:
-    rng = random.Random(1)
-    for seed in range(5):
-        acceptance = UnweightedAcceptance()
-        sampler = AcceptanceSampler(config, LENGTHS, 400, acceptance, num_slots=1, seed=seed)
-        text, start = make_text(rng, 300), 40
-        request = Request(text[:start])
-        while len(request.all_token_ids) < len(text):
-            sampler.sample([request])
-            end = len(request.all_token_ids)
-            request.all_token_ids += text[end : end + rng.randrange(1, 20)]
-        request.finished = True
-        sampler.sample([])
-        for length in LENGTHS[1:]:
-            assert acceptance.tokens[length] == len(text) - start
-            assert acceptance.steps[length] == count_steps(config, text, start, length)
-
-
-def test_sampler_with_many_requests_observes_all_lengths() -> None:
-    rng = random.Random(2)
-    acceptance = UnweightedAcceptance()
-    sampler = AcceptanceSampler(CONFIGS["2-5"], LENGTHS, 300, acceptance)
-    texts = [make_text(rng, 290) for _ in range(8)]
-    requests = [Request(text[:30]) for text in texts]
-    for end in range(32, 290, 2):
-        for request, text in zip(requests, texts, strict=True):
-            request.all_token_ids = text[:end]
-        sampler.sample(requests)
-    for length in LENGTHS[1:]:
-        assert acceptance.steps[length] > 50
-        assert acceptance.steps[length] <= acceptance.tokens[length]
-    assert acceptance.steps[5] < acceptance.steps[1]
-
-
-def test_sampler_ignores_empty_long_and_shortened_requests() -> None:
-    acceptance = UnweightedAcceptance()
-    sampler = AcceptanceSampler(CONFIGS["2-5"], LENGTHS, 600, acceptance, num_slots=1)
-    sampler.sample([])
-    sampler.sample([Request([]), Request([1] * 600)])
-    request = Request([1] * 50)
-    sampler.sample([request])
-    request.all_token_ids = [1] * 40
-    sampler.sample([request])
-    request.all_token_ids = [1] * 400  # more new tokens than one call drafts for
-    sampler.sample([request])
-    assert not acceptance.steps
-
-
-def test_acceptance_follows_newer_observations() -> None:
-    acceptance = Acceptance(LENGTHS)
+def test_tokens_without_drafts_are_one_and_others_unknown_before_a_verified_step() -> None:
+    acceptance = Acceptance(5)
+    acceptance.observe(8, ())
     assert acceptance.estimate_tokens_per_step(0) == 1.0
     assert acceptance.estimate_tokens_per_step(3) is None
-    acceptance.observe(3, 20000, 10000)
-    assert acceptance.estimate_tokens_per_step(3) == 2.0
-    assert acceptance.estimate_relative_error(3) == pytest.approx(0.012)
-    for _ in range(100):
-        acceptance.observe(3, 300, 300)
-    assert acceptance.estimate_tokens_per_step(3) == pytest.approx(1.0, abs=0.001)
 
 
-@pytest.mark.parametrize(
-    "observation",
-    [(2, 5, 5), (3, 4, 5), (3, 21, 5), (3, 0, 0), (3, -4, -5), (3, math.nan, 5), (3, 5, math.nan)],
-)
-def test_impossible_observation_is_ignored(observation: tuple[int, float, float]) -> None:
-    acceptance = Acceptance(LENGTHS)
-    acceptance.observe(*observation)
-    assert acceptance.estimate_relative_error(3) == 0
-    assert acceptance.estimate_tokens_per_step(3) is None
+def test_step_informs_all_lengths() -> None:
+    acceptance = Acceptance(3)
+    for _ in range(2000):
+        acceptance.observe(64, [32, 16, 8, 8])  # 50 % accept a first token, and 50 % of these more
+    tokens = [acceptance.estimate_tokens_per_step(length) for length in range(4)]
+    assert tokens == pytest.approx([1, 1.5, 1.75, 1.875], rel=1e-3)
 
 
-def test_estimates_follow_verified_steps_and_return_to_the_samples() -> None:
-    acceptance = Acceptance(LENGTHS)
-    for length in (1, 3, 5):
-        acceptance.observe(length, (1 + length / 2) * 1000, 1000)
-    acceptance.observe_verified(3, 1.0, 0)  # an impossible observation
-    acceptance.observe_verified(0, 100, 100)  # steps without drafts
-    assert acceptance.estimate_tokens_per_step(5) == 3.5
-    for _ in range(100):
-        acceptance.observe_verified(3, 175, 100)  # half of the expected additional tokens
-    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(1.25, rel=0.02)
-    assert acceptance.estimate_tokens_per_step(5) == pytest.approx(2.25, rel=0.02)
-    assert acceptance.estimate_tokens_per_step(0) == 1.0
-    for _ in range(300):
-        acceptance.observe(5, 350, 100)
-    assert acceptance.estimate_tokens_per_step(5) == pytest.approx(3.5, rel=0.15)
+def test_unverified_positions_are_estimated_from_the_position_before() -> None:
+    acceptance = Acceptance(4)
+    for _ in range(2000):
+        acceptance.observe(100, [20, 40, 40])  # 80 % accept a first token, half of them a second
+    assert acceptance.estimate_tokens_per_step(2) == pytest.approx(2.2, rel=1e-3)
+    assert acceptance.estimate_tokens_per_step(4) == pytest.approx(2.2 + 0.2 + 0.1, rel=1e-3)
 
 
-def test_scaled_estimate_does_not_exceed_draft_length() -> None:
-    acceptance = Acceptance(LENGTHS)
-    acceptance.observe(1, 120, 100)
-    acceptance.observe(5, 300, 100)
-    for _ in range(100):
-        acceptance.observe_verified(1, 200, 100)
-    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(2.0, rel=0.05)
-    assert acceptance.estimate_tokens_per_step(5) == 6.0
+def test_prior_of_a_later_position_has_the_weight_of_one_request() -> None:
+    acceptance = Acceptance(2)
+    acceptance.observe(4, [0, 4, 0])  # all accept a first token, none a second
+    assert acceptance.estimate_tokens_per_step(2) == pytest.approx(1 + 1 + 1 * (0 + 1) / (4 + 1))
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(1, 500), (2, 250), (5, 100), (8, 64), (256, 64)])
+@pytest.mark.parametrize("counts", [(), (1, 0)], ids=["without drafts", "with drafts"])
+def test_weight_falls_to_one_over_e(batch: int, steps: int, counts: tuple[int, ...]) -> None:
+    """Steps without drafts expire an observation as fast as steps with drafts."""
+    acceptance = Acceptance(1)
+    acceptance.observe(batch, [0, 1000])
+    added = 0.0
+    for _ in range(steps):
+        acceptance.observe(batch, counts)
+        added = added * math.exp(-1 / steps) + sum(counts)
+    acceptance.observe(batch, [1000, 0])
+    old, added = 1000 * math.exp(-1 - 1 / steps), added * math.exp(-1 / steps)
+    expected = 1 + old / (old + added + 1000)
+    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(expected)
+
+
+def test_estimate_is_kept_until_new_steps_outweigh_it() -> None:
+    acceptance = Acceptance(5)
+    acceptance.observe(8, [0, 0, 0, 0, 0, 8])
+    for _ in range(5000):
+        acceptance.observe(8, ())
+    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(2.0)
+    acceptance.observe(8, [8, 0, 0, 0, 0, 0])
+    assert acceptance.estimate_tokens_per_step(5) == pytest.approx(1.0, abs=1e-6)

@@ -10,11 +10,11 @@ change in place. All ranks receive the length of a step with the scheduler's out
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
 from typing import Any
 
-from ngram_npu.draft_acceptance import AcceptanceSampler
-from ngram_npu.draft_length import MAX_BATCH_DIFFERENCE, Change, DraftLengthController
+from ngram_npu.draft_length import Change, DraftLengthController
 from ngram_npu.engines.vllm.metrics import DraftLengthMetrics
 from ngram_npu.engines.vllm.options import Options, read_k_option
 from ngram_npu.engines.vllm.patching import (
@@ -25,17 +25,22 @@ from ngram_npu.engines.vllm.patching import (
 )
 
 GRAPHS_MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
-SAMPLE_STEPS = 8
-"""Number of steps between two samples of the requests' text."""
+MIN_SEQS_OF_HALF = 8
+"""Minimum ``max_num_seqs`` for which half of ``num_speculative_tokens`` is a draft length: with
+less, graphs for three lengths are more than twice those for one."""
+MAX_PADDING = 8
+"""Maximum number of requests between two graphs of a draft length, as in vLLM's default sizes."""
+SMALL_BATCHES = (1, 2, 4)
+"""Batch sizes for which there is a graph anyway."""
+MAX_SAMPLED_REQUESTS = 64
+"""Maximum number of requests per step whose accepted tokens are counted, to limit the time."""
+REPORT_STEPS = 500
+"""Number of steps after which a line states what was measured, if no tokens are drafted yet."""
 
 
 def choose_lengths(k: int, max_num_seqs: int) -> tuple[int, ...]:
-    """Returns at most four draft lengths, ascending: 0, 1, half of `k`, and `k`.
-
-    There are at most `max_num_seqs` lengths, because a table has one length per batch size.
-    """
-    lengths = sorted({0, 1, (k + 1) // 2, k})
-    return tuple(lengths) if max_num_seqs >= len(lengths) else (0, k)
+    """Returns the draft lengths, ascending: 0, half of `k`, and `k`."""
+    return tuple(sorted({0, (k + 1) // 2, k} if max_num_seqs >= MIN_SEQS_OF_HALF else {0, k}))
 
 
 def make_table(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
@@ -57,12 +62,16 @@ def set_table(vllm_config: Any) -> None:
     """Sets the table of a configuration with ``"k": "auto"``, before vLLM validates it.
 
     Raises:
-        ValueError: An option is malformed, or the configuration has another table.
+        ValueError: An option is malformed, or the configuration has another table, or several
+            engines or pipeline stages.
     """
     speculative = getattr(vllm_config, "speculative_config", None)
     name = "num_speculative_tokens_per_batch_size"
     if speculative is None or not hasattr(speculative, name) or not read_k_option(vllm_config):
         return
+    for size in ("data_parallel_size", "pipeline_parallel_size"):
+        if (actual := getattr(vllm_config.parallel_config, size)) > 1:
+            raise ValueError(f"ngram_npu: k: expected {size} 1 with 'auto', got {actual}")
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     lengths = choose_lengths(speculative.num_speculative_tokens, max_num_seqs)
     table = make_table(lengths, max_num_seqs)
@@ -73,29 +82,31 @@ def set_table(vllm_config: Any) -> None:
         raise ValueError(f"ngram_npu: {name}: expected none with k='auto', got {current_table!r}")
 
 
-def make_graph_check(
-    lengths: Sequence[int], max_num_seqs: int, capture_sizes: Sequence[int]
-) -> Callable[[int, int], bool]:
-    """Returns a function of a batch size and a draft length: whether the V2 runner has a graph.
+def choose_graph_sizes(
+    length: int, max_num_seqs: int, capture_sizes: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Returns the batch sizes for which the V2 runner would capture a graph with drafts of
+    `length` tokens, and those of them for which it does with ``k="auto"``, ascending.
 
     The runner rounds each capture size up to a multiple of 1 + K, and drops the size if it then
     exceeds the largest size or `max_num_seqs` requests. A batch runs with the next larger graph.
 
     Args:
-        lengths: Draft lengths.
-        max_num_seqs: The largest batch size.
-        capture_sizes: Sizes of the graphs in tokens. Without sizes, graphs are off, and the
-            function returns true for all pairs.
+        capture_sizes: Sizes of the graphs in tokens; none if graphs are off.
     """
-    max_batches = dict.fromkeys(lengths, 0)
-    for length in lengths:
-        for size in capture_sizes:
-            batch = -(-size // (1 + length))
-            if batch <= max_num_seqs and batch * (1 + length) <= max(capture_sizes):
-                max_batches[length] = max(max_batches[length], batch)
-    if not capture_sizes:
-        return lambda batch, length: True
-    return lambda batch, length: length == 0 or batch <= max_batches.get(length, 0)
+    batches = sorted({-(-size // (1 + length)) for size in capture_sizes})
+    largest = max(capture_sizes, default=0) // (1 + length)
+    batches = [batch for batch in batches if batch <= min(largest, max_num_seqs)]
+    chosen: list[int] = []
+    for batch in reversed(batches):
+        if not chosen or batch in SMALL_BATCHES or chosen[-1] - batch >= MAX_PADDING:
+            chosen.append(batch)
+    return batches, chosen[::-1]
+
+
+def get_capture_sizes(vllm_config: Any) -> Sequence[int]:
+    graphs = vllm_config.compilation_config
+    return (graphs.cudagraph_capture_sizes or ()) if graphs.cudagraph_mode else ()
 
 
 class StepObserver:
@@ -113,122 +124,121 @@ class StepObserver:
         options: Options,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._scheduler, self._clock = scheduler, clock
-        self._metrics = DraftLengthMetrics(scheduler.vllm_config)
+        self._clock = clock
         k, max_num_seqs = options.ngram.k, options.max_num_seqs
         lengths = choose_lengths(k, max_num_seqs)
-        graphs = scheduler.vllm_config.compilation_config
-        sizes = graphs.cudagraph_capture_sizes if graphs.cudagraph_mode else None
+        sizes = get_capture_sizes(scheduler.vllm_config)
+        graphs = {n: choose_graph_sizes(n, max_num_seqs, sizes) for n in lengths}
+        largest = {n: max(chosen, default=0) for n, (_, chosen) in graphs.items()}
         self.controller = DraftLengthController(
             lengths,
             max_num_seqs,
             table=scheduler.dynamic_sd_lookup,
-            is_allowed=make_graph_check(lengths, max_num_seqs, sizes or ()),
+            is_allowed=lambda batch, length: not sizes or batch <= largest[length],
             on_change=self._report_change,
         )
-        self._sampler: AcceptanceSampler | None = None
-        if not (options.store or options.beside):
-            self._sampler = AcceptanceSampler(
-                options.ngram, lengths, options.max_model_len, self.controller.acceptance
-            )
-        self._runs_ahead = scheduler.vllm_config.scheduler_config.async_scheduling
-        self._newest_output: Any = None
-        """The newest scheduled step."""
-        self._last_update_time: float | None = None
-        """Time at which the last step was completed; None if the next step time is not usable."""
+        self._metrics = DraftLengthMetrics(
+            scheduler.vllm_config, [_format_range(*bounds) for bounds in self.controller.ranges]
+        )
+        self._has_changed = False
+        self._num_steps = self._num_prefills = 0
+        """Number of steps with decoding requests, and of those without."""
+        self._next_length = 0
+        """Number of draft tokens that the next step will verify."""
+        self._lengths: dict[int, int] = {}
+        """By the identity of the scheduler's output, the draft lengths of the steps in flight."""
         self._last_length = -1
-        self._num_steps = 0
+        self._last_time: float | None = None
+        self._log_start(graphs)
+
+    def _log_start(self, graphs: dict[int, tuple[list[int], list[int]]]) -> None:
+        *shorter, longest = self.controller.lengths
+        num_graphs = sum(len(chosen) for _, chosen in graphs.values())
+        num_stock_graphs = len(graphs[longest][0])
+        text = f"{num_graphs} full graphs for decode steps, without k='auto' {num_stock_graphs}"
+        if not num_graphs:
+            text = "no graphs"
+        logger.info(
+            f"ngram_npu: k='auto': each step drafts {', '.join(map(str, shorter))} or {longest} "
+            "tokens per request, whichever generates most tokens per second as measured while the "
+            f"engine runs, at first 0; vLLM captures {text}"
+        )
 
     def observe_schedule(self, output: Any) -> None:
         """Counts a step that has been scheduled."""
-        self._newest_output = output
         batch = len(output.num_scheduled_tokens)
-        if batch:
-            self.controller.observe_schedule(batch, output.num_spec_tokens_to_schedule)
+        if not batch:
+            return
+        self._lengths[id(output)] = self._next_length
+        self._next_length = output.num_spec_tokens_to_schedule
+        self.controller.observe_schedule(batch)
 
-    def observe_update(self, output: Any, sampled_token_ids: Sequence[Sequence[int]]) -> None:
+    def observe_update(self, output: Any, results: Any) -> None:
         """Counts a step whose results have reached the scheduler.
 
         Args:
             output: The scheduler's output for the step.
-            sampled_token_ids: [B], the tokens that each request generated.
+            results: The runner's output for the step.
         """
-        now = self._clock()
-        batch = len(output.num_scheduled_tokens)
-        if not batch:
-            self._last_update_time = None  # the engine may have waited for requests
-            return
-        length = self._find_uniform_length(output)
-        seconds = None
-        is_comparable = length is not None and length == self._last_length
-        if (
-            is_comparable
-            and self._last_update_time is not None
-            and self._is_followed_by_similar_step(output)
-        ):
-            seconds = now - self._last_update_time
-        self._last_length = -1 if length is None else length
-        self._last_update_time = now if self._scheduler.running else None
+        length = self._lengths.pop(id(output), None)
         if length is None:
             return
-        self.controller.observe_step(batch, length, seconds)
-        self._observe_acceptance(length, [len(tokens) for tokens in sampled_token_ids])
+        now, last_time, last_length = self._clock(), self._last_time, self._last_length
+        batch, drafts = len(output.num_scheduled_tokens), output.scheduled_spec_decode_tokens
+        length = length if drafts else 0  # drafting may have been switched off
+        num_tokens = output.total_num_scheduled_tokens
+        num_decodes = len(drafts)
+        if length == 0:
+            num_decodes = batch
+            if num_tokens > batch:
+                num_decodes = [*output.num_scheduled_tokens.values()].count(1)
+        self._last_time, self._last_length = now, length
+        if not num_decodes:  # the first step after the engine was idle is one of these
+            self._num_prefills += 1
+            return
+        counts = self._count_accepted(drafts, length, batch, results) if length else ()
+        self.controller.acceptance.observe(batch, counts)
+        # Short prompts, and requests that decode without drafts yet, hardly change the time.
+        num_prompt_tokens = max(0, num_tokens - num_decodes * (1 + length)) // 16
+        kind: Hashable = output.has_structured_output_requests, num_prompt_tokens.bit_length()
+        is_comparable = last_time is not None and length == last_length
+        seconds = now - last_time if is_comparable and last_time is not None else None
+        self.controller.observe_step(batch, length, seconds, num_decodes=num_decodes, kind=kind)
         self._num_steps += 1
-        if self._sampler is not None and self._num_steps % SAMPLE_STEPS == 0:
-            self._sampler.sample(self._scheduler.running)
+        if self._num_steps == REPORT_STEPS and not self._has_changed:
+            logger.info(
+                f"ngram_npu: k='auto': still drafts no tokens after {REPORT_STEPS} steps; "
+                f"{self.controller.describe_measurements()}; {self._num_prefills} steps in which "
+                "no request generated tokens were ignored"
+            )
+
+    def _count_accepted(
+        self, drafts: dict[str, Sequence[int]], length: int, batch: int, results: Any
+    ) -> list[int]:
+        """Returns by number of accepted tokens the number of requests, of a sample of requests. A
+        draft that a grammar shortened counts as one whose next token is rejected."""
+        sampled, rows = results.sampled_token_ids, results.req_id_to_index
+        stride = -(-batch // MAX_SAMPLED_REQUESTS)
+        start = self._num_steps % stride
+        if len(drafts) == batch == len(sampled):
+            numbers = [*map(len, sampled[start::stride])]
+        else:
+            names = islice(drafts, start, None, stride)
+            numbers = [len(sampled[rows[name]]) for name in names if name in rows]
+        return [numbers.count(1 + accepted) for accepted in range(1 + length)]
 
     def _report_change(self, change: Change) -> None:
-        batches = f"{change.first}-{change.last}"
+        self._has_changed = True
+        batches = _format_range(change.first, change.last)
         logger.info(
             f"ngram_npu: k='auto': batch sizes {batches}: draft length {change.before} -> "
-            f"{change.after}: {change.reason}"
+            f"{change.after}: {change.gain:.2f} times as many tokens per second are expected"
         )
         self._metrics.observe_change(batches, change.after, change.goodput)
 
-    def _observe_acceptance(self, length: int, num_sampled: Sequence[int]) -> None:
-        """Counts the tokens of a step for its draft length. Without a sampler, also counts them for
-        shorter lengths, as if the drafts had been truncated."""
-        steps = [number for number in num_sampled if number]
-        if self._sampler is not None:
-            self.controller.acceptance.observe_verified(length, sum(steps), len(steps))
-            return
-        for shorter in self.controller.lengths[1:]:
-            if shorter <= length:
-                tokens = sum(min(number, 1 + shorter) for number in steps)
-                self.controller.acceptance.observe(shorter, tokens, len(steps))
 
-    def _is_followed_by_similar_step(self, output: Any) -> bool:
-        """Returns whether the time until the results of a step is that of a decode step of about
-        its batch size.
-
-        With asynchronous scheduling, the next step is scheduled already. A CPU also executes the
-        next step before the results are read, so the time is that of the next step. That step may
-        be much smaller, because the scheduler leaves out requests that end if all of their drafts
-        are accepted.
-        """
-        if not self._runs_ahead:
-            return True
-        next_output = self._newest_output
-        if next_output is output or self._find_uniform_length(next_output) is None:
-            return False
-        batch = len(output.num_scheduled_tokens)
-        difference = abs(len(next_output.num_scheduled_tokens) - batch)
-        return difference <= MAX_BATCH_DIFFERENCE * batch
-
-    def _find_uniform_length(self, output: Any) -> int | None:
-        """Returns the number of draft tokens that every request has in a step; None if the numbers
-        differ, as in steps with a prefill, or if the step may wait for a grammar."""
-        if output.scheduled_new_reqs or output.has_structured_output_requests:
-            return None
-        drafts = output.scheduled_spec_decode_tokens
-        lengths = {
-            (number, len(drafts.get(request_id, ())))
-            for request_id, number in output.num_scheduled_tokens.items()
-        }
-        if len(lengths) != 1:
-            return None
-        number, length = lengths.pop()
-        return length if number == 1 + length else None
+def _format_range(first: int, last: int) -> str:
+    return f"{first}-{last}"
 
 
 def install() -> None:
@@ -246,13 +256,32 @@ def _init_candidates(stock: Any, manager: Any) -> None:
     if not read_k_option(manager.vllm_config):
         return
     try:
+        remove_graphs(manager)
         graphs = [graph for mode in manager._capture_descs.values() for graph in mode]
         add_candidates(manager._candidates, graphs)
     except Exception as error:
         logger.warning(
-            "ngram_npu: k='auto': some batch sizes run without a full graph: %s",
+            "ngram_npu: k='auto': some batch sizes run without a full graph, or more graphs are "
+            "captured than the line above states: %s",
             format_error(error),
         )
+
+
+def remove_graphs(manager: Any) -> None:
+    """Removes the uniform graphs that :func:`choose_graph_sizes` does not choose."""
+    sizes, max_num_seqs = get_capture_sizes(manager.vllm_config), manager.max_num_reqs
+    chosen: dict[int, list[int]] = {}
+
+    def is_chosen(graph: Any) -> bool:
+        number = graph.uniform_token_count
+        if number is None:
+            return True
+        if number not in chosen:
+            _, chosen[number] = choose_graph_sizes(number - 1, max_num_seqs, sizes)
+        return graph.num_reqs in chosen[number]
+
+    for graphs in (*manager._capture_descs.values(), *manager._candidates.values()):
+        graphs[:] = filter(is_chosen, graphs)
 
 
 def add_candidates(candidates: dict[tuple[int, int], list[Any]], graphs: Sequence[Any]) -> None:
@@ -281,18 +310,11 @@ def make_observer(scheduler: Any, options: Options) -> StepObserver | None:
     """Returns the observer of a scheduler; None without ``k="auto"``, or if it has no effect."""
     if options.k != "auto":
         return None
-    vllm_config = scheduler.vllm_config
-    table = getattr(scheduler, "dynamic_sd_lookup", None)
-    parallel = vllm_config.parallel_config
-    reason = "" if table else "without vLLM's table of draft lengths"
-    if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
-        reason = "with pipeline or data parallelism"
-    if reason:
+    if not getattr(scheduler, "dynamic_sd_lookup", None):
         logger.warning(
-            f"ngram_npu: k='auto' has no effect {reason}; num_speculative_tokens applies"
+            "ngram_npu: k='auto' has no effect without vLLM's table of draft lengths; "
+            "num_speculative_tokens applies"
         )
-        if table:
-            table[1:] = [vllm_config.speculative_config.num_speculative_tokens] * (len(table) - 1)
         return None
     try:
         return StepObserver(scheduler, options)

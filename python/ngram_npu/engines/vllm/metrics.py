@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,18 +152,29 @@ def set_drafting_gauge(vllm_config: Any, enabled: bool) -> None:
 
 
 class DraftLengthMetrics:
-    """Metrics of the draft lengths that ``k="auto"`` chooses."""
+    """Metrics of the draft lengths that ``k="auto"`` chooses, for ranges of batch sizes.
 
-    def __init__(self, vllm_config: Any) -> None:
+    Args:
+        batches: The ranges, each with draft length 0.
+    """
+
+    def __init__(self, vllm_config: Any, batches: Sequence[str]) -> None:
         self._labels = make_labels(vllm_config)
+        for name in batches:
+            self._set(name, 0, 1.0)
 
     def observe_change(self, batches: str, length: int, goodput: float) -> None:
-        """Sets the draft length of a range of batch sizes and its goodput, and counts a change."""
+        """Sets the draft length of a range and its goodput, and counts a change."""
+        self._set(batches, length, goodput).inc()
+
+    def _set(self, batches: str, length: int, goodput: float) -> Any:
+        """Sets the gauges of a range. Returns its counter of changes."""
         labels = {**self._labels, "batch": batches}
         get_metric("Gauge", "draft_length", "Chosen draft length.", labels).set(length)
         text = "Tokens per second over those without drafts."
         get_metric("Gauge", "goodput", text, labels).set(goodput)
-        get_metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
+        text = "Changes of the draft length."
+        return get_metric("Counter", "draft_length_changes", text, labels)
 
 
 class FeedMetrics:

@@ -115,7 +115,7 @@ class SchedulerHooks:
             def observe() -> None:
                 output = find_argument(args, kwargs, 0, "scheduler_output")
                 results = find_argument(args, kwargs, 1, "model_runner_output")
-                observer.observe_update(output, results.sampled_token_ids)
+                observer.observe_update(output, results)
 
             self._call_observer(observe)
         return self._stock_update_from_output(*args, **kwargs)
