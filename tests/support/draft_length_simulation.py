@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -38,12 +39,14 @@ def _sum_powers(probability: float, length: int) -> float:
     return sum(probability**i for i in range(length + 1))
 
 
+@functools.lru_cache(1024)
 def compute_share(tokens: float) -> float:
     """Returns the share of repeating text with which a step with five drafts makes `tokens`."""
     lowest, highest = _sum_powers(OTHER, 5), _sum_powers(REPEATING, 5)
     return (tokens - lowest) / (highest - lowest)
 
 
+@functools.lru_cache(1024)
 def compute_tokens(share: float, length: int) -> float:
     """Returns the expected tokens per step of a request."""
     return share * _sum_powers(REPEATING, length) + (1 - share) * _sum_powers(OTHER, length)
