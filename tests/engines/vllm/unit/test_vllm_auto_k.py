@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import sys
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ngram_npu import NgramConfig
-from ngram_npu.draft_acceptance import PRIOR_GAIN, Acceptance
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm import scheduler as scheduler_module
@@ -18,15 +18,7 @@ from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import SCHEDULER
 
 K = 5
-TABLE = [0, *[K] * 13, 3, 1, 0]
-
-
-class Request:
-    def __init__(self, token_ids: list[int]) -> None:
-        self.all_token_ids = token_ids
-
-    def is_finished(self) -> bool:
-        return False
+TABLE = [0, *[K] * 14, 3, 0]
 
 
 def make_options(**values: Any) -> Options:
@@ -54,7 +46,7 @@ def make_scheduler(*, is_async: bool = False, **parallel: int) -> Any:
             speculative_config=SimpleNamespace(num_speculative_tokens=K),
         ),
         dynamic_sd_lookup=[*TABLE],
-        running=[Request([1, 2, 3] * 20)],
+        running=[],
     )
 
 
@@ -63,38 +55,71 @@ def make_output(num_drafts: dict[str, int], **values: Any) -> Any:
     values = {
         "num_scheduled_tokens": {name: 1 + k for name, k in num_drafts.items()},
         "scheduled_spec_decode_tokens": {n: [-1] * k for n, k in num_drafts.items() if k},
-        "scheduled_new_reqs": [],
         "has_structured_output_requests": False,
         "num_spec_tokens_to_schedule": 0,
     } | values
+    values.setdefault("total_num_scheduled_tokens", sum(values["num_scheduled_tokens"].values()))
     return SimpleNamespace(**values)
+
+
+def make_results(output: Any, num_sampled: Sequence[int]) -> Any:
+    """Returns the runner's output for a step, given the number of generated tokens per request."""
+    names = [*output.num_scheduled_tokens]
+    return SimpleNamespace(
+        sampled_token_ids=[[7] * number for number in num_sampled],
+        req_id_to_index={name: row for row, name in enumerate(names)},
+    )
 
 
 class RecordingController:
     """A controller that records the observed steps and schedules."""
 
-    lengths = (0, 1, 3, 5)
-
     def __init__(self) -> None:
-        self.acceptance = Acceptance(self.lengths)
+        self.acceptance = RecordingAcceptance()
         self.steps: list[tuple[int, int, float | None]] = []
-        self.schedules: list[tuple[int, int]] = []
+        self.kinds: list[tuple[int, Any]] = []
+        self.schedules: list[int] = []
 
-    def observe_step(self, batch: int, length: int, seconds: float | None) -> None:
+    def observe_step(
+        self, batch: int, length: int, seconds: float | None, *, num_decodes: int, kind: Any
+    ) -> None:
         self.steps.append((batch, length, seconds))
+        self.kinds.append((num_decodes, kind))
 
-    def observe_schedule(self, batch: int, length: int) -> None:
-        self.schedules.append((batch, length))
+    def observe_schedule(self, batch: int) -> None:
+        self.schedules.append(batch)
+
+
+class RecordingAcceptance:
+    def __init__(self) -> None:
+        self.counts: list[tuple[int, ...]] = []
+
+    def observe(self, batch: int, num_accepted: Sequence[int]) -> None:
+        self.counts.append(tuple(num_accepted))
 
 
 @pytest.fixture
-def observer_setup() -> tuple[auto_k.StepObserver, RecordingController, list[float]]:
-    """An observer, its controller, and its clock as a list with the time in seconds."""
-    clock = [100.0]
-    observer = auto_k.StepObserver(make_scheduler(), make_options(), clock=lambda: clock[0])
-    controller: Any = RecordingController()
-    observer.controller = controller
-    return observer, controller, clock
+def steps() -> ObservedSteps:
+    return ObservedSteps()
+
+
+class ObservedSteps:
+    """Steps that an observer passes to a controller."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.observer = auto_k.StepObserver(
+            make_scheduler(), make_options(), clock=lambda: self.time
+        )
+        self.controller = self.observer.controller = RecordingController()  # type: ignore[assignment]
+
+    def run(self, output: Any, num_sampled: Sequence[int] = (), seconds: float = 0.01) -> None:
+        """Runs a step whose drafts were made by the step before."""
+        drafts = output.scheduled_spec_decode_tokens
+        self.observer._next_length = max(map(len, drafts.values()), default=0)
+        self.observer.observe_schedule(output)
+        self.time += seconds
+        self.observer.observe_update(output, make_results(output, num_sampled))
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8, 16, 64])
@@ -103,33 +128,34 @@ def test_table_maps_batches_to_all_lengths(k: int, max_num_seqs: int) -> None:
     lengths = auto_k.choose_lengths(k, max_num_seqs)
     assert lengths[0] == 0
     assert lengths[-1] == k
-    assert len(lengths) <= 4
+    assert len(lengths) <= 3
     table = auto_k.make_table(lengths, max_num_seqs)
     length_by_batch = [length for first, last, length in table for _ in range(first, last + 1)]
     assert len(length_by_batch) == max_num_seqs
     assert [first for first, _, _ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]
-    expected = {*lengths} if max_num_seqs >= len(lengths) else {k, 0}
-    assert {*length_by_batch} == (expected if max_num_seqs > 1 else expected - {0})
+    assert {*length_by_batch} == ({*lengths} if max_num_seqs > 1 else {k})
 
 
 @pytest.mark.parametrize(
     ("k", "max_num_seqs", "lengths"),
     [
-        (5, 256, (0, 1, 3, 5)),
-        (8, 4, (0, 1, 4, 8)),
-        (8, 3, (0, 8)),
-        (2, 3, (0, 1, 2)),
-        (1, 1, (0, 1)),
+        (5, 256, (0, 3, 5)),
+        (8, 8, (0, 4, 8)),
+        (8, 7, (0, 8)),
+        (2, 64, (0, 1, 2)),
+        (1, 64, (0, 1)),
     ],
 )
-def test_chosen_lengths_are_zero_one_half_and_maximum(
+def test_chosen_lengths_are_zero_half_and_maximum(
     k: int, max_num_seqs: int, lengths: tuple[int, ...]
 ) -> None:
     assert auto_k.choose_lengths(k, max_num_seqs) == lengths
 
 
-def make_config(**additional: Any) -> Any:
+def make_config(sizes: dict[str, int] | None = None, **additional: Any) -> Any:
+    sizes = {"data_parallel_size": 1, "pipeline_parallel_size": 1} | (sizes or {})
     return SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes),
         speculative_config=SimpleNamespace(
             num_speculative_tokens=K, num_speculative_tokens_per_batch_size=None
         ),
@@ -143,7 +169,7 @@ def test_table_is_set_before_vllm_validates_the_configuration() -> None:
     for _ in range(2):  # vLLM may validate a configuration again, after it turned tuples into lists
         auto_k.set_table(vllm_config)
         table = vllm_config.speculative_config.num_speculative_tokens_per_batch_size
-        assert [*map(tuple, table)] == [(1, 13, 5), (14, 14, 3), (15, 15, 1), (16, 16, 0)]
+        assert [*map(tuple, table)] == [(1, 14, 5), (15, 15, 3), (16, 16, 0)]
         vllm_config.speculative_config.num_speculative_tokens_per_batch_size = [*map(list, table)]
 
 
@@ -172,113 +198,231 @@ def test_configuration_without_auto_table_or_speculation_gets_no_table() -> None
     assert config_without_speculation.speculative_config is None
 
 
-def test_batches_and_lengths_within_captured_sizes_have_a_graph() -> None:
-    has_graph = auto_k.make_graph_check((0, 1, 3, 5), 256, [1, 2, 4, 8, 16, 24, 512])
-    assert has_graph(256, 0)
-    assert has_graph(256, 1)
-    assert has_graph(128, 3)
-    assert not has_graph(129, 3)
-    assert has_graph(4, 5)
-    assert not has_graph(86, 5)
-    assert auto_k.make_graph_check((0, 5), 256, ())(256, 5)
+@pytest.mark.parametrize("option", ["pipeline_parallel_size", "data_parallel_size"])
+def test_parallel_engines_raise_before_the_model_is_loaded(option: str) -> None:
+    with pytest.raises(ValueError) as error:
+        auto_k.set_table(make_config({option: 2}, k="auto"))
+    assert str(error.value) == f"ngram_npu: k: expected {option} 1 with 'auto', got 2"
+    auto_k.set_table(make_config({option: 2}))
 
 
-def test_time_between_decode_steps_with_equal_draft_length_is_observed(observer_setup: Any) -> None:
-    observer, controller, clock = observer_setup
+DEFAULT_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+
+
+@pytest.mark.parametrize(
+    ("length", "max_num_seqs", "sizes", "chosen"),
+    [
+        (0, 16, DEFAULT_SIZES, [1, 2, 4, 8, 16]),
+        (5, 256, DEFAULT_SIZES, [1, 2, 4, *range(11, 84, 8)]),
+        (5, 12, DEFAULT_SIZES, [1, 2, 4, 12]),
+        (5, 256, [1, 7, 100, 1024], [1, 2, 17]),
+        (5, 256, [], []),
+    ],
+)
+def test_graphs_are_at_most_eight_requests_apart_if_there_are_sizes(
+    length: int, max_num_seqs: int, sizes: list[int], chosen: list[int]
+) -> None:
+    assert auto_k.choose_graph_sizes(length, max_num_seqs, sizes)[1] == chosen
+
+
+def test_time_between_decode_steps_with_equal_draft_length_is_observed(
+    steps: ObservedSteps,
+) -> None:
     drafts = [0, 0, 5, 5, 5, 0]
     for number, k in enumerate(drafts):
-        clock[0] += 0.01 + 0.001 * number
-        observer.observe_update(make_output({"a": k, "b": k}), [[1], [1]])
-    times = [None if t is None else round(t, 6) for _, _, t in controller.steps]
-    assert [(b, k) for b, k, _ in controller.steps] == [(2, k) for k in drafts]
+        steps.run(make_output({"a": k, "b": k}), [1, 1], 0.01 + 0.001 * number)
+    times = [None if t is None else round(t, 6) for _, _, t in steps.controller.steps]
+    assert [(b, k) for b, k, _ in steps.controller.steps] == [(2, k) for k in drafts]
     assert times == [None, 0.011, None, 0.013, 0.014, None]
 
 
-@pytest.mark.parametrize(
-    "other_output",
-    [
-        make_output({"a": 0}, scheduled_new_reqs=["new"]),
-        make_output({"a": 0}, has_structured_output_requests=True),
-        make_output({"a": 0, "b": 5}),
-        make_output({"a": 0}, num_scheduled_tokens={"a": 64}),
-        make_output({}),
-    ],
-    ids=["prefill", "grammar", "different lengths", "chunk", "empty"],
-)
-def test_step_without_comparable_time_is_not_observed(
-    observer_setup: Any, other_output: Any
+def test_step_without_decoding_request_is_not_observed_but_begins_the_next_time(
+    steps: ObservedSteps,
 ) -> None:
-    observer, controller, clock = observer_setup
-    decode_output = make_output({"a": 0})
-    for output in (decode_output, other_output, decode_output, decode_output):
-        clock[0] += 0.01
-        observer.observe_update(output, [[1]])
-    assert [t is None for _, _, t in controller.steps] == [True, True, False]
+    steps.run(make_output({"a": 0}), [1])
+    steps.run(make_output({}), seconds=5.0)
+    steps.run(make_output({"a": 0}, num_scheduled_tokens={"a": 64}), [], seconds=1000.0)  # idle
+    steps.run(make_output({"a": 0}), [1], seconds=0.25)
+    assert steps.controller.steps == [(1, 0, None), (1, 0, 0.25)]
 
 
 @pytest.mark.parametrize(
-    ("next_output", "is_observed"),
+    ("output", "expected"),
     [
-        (make_output({"a": 0}), True),
-        (make_output({"a": 0}, scheduled_new_reqs=["new"]), False),
-        (make_output({"a": 0, "b": 0}), False),
-        (make_output({}), False),
-        (None, False),
+        (make_output({"a": 0, "b": 0}), (2, (False, 0))),
+        (make_output({"a": 5, "b": 5}), (2, (False, 0))),
+        (make_output({"a": 5}, has_structured_output_requests=True), (1, (True, 0))),
+        # a prompt of 100 or 900 tokens beside a request that decodes
+        (make_output({"a": 0}, num_scheduled_tokens={"a": 1, "b": 100}), (1, (False, 3))),
+        (make_output({"a": 5}, num_scheduled_tokens={"a": 6, "b": 900}), (1, (False, 6))),
+        # a request that decodes without drafts yet
+        (make_output({"a": 5}, num_scheduled_tokens={"a": 6, "b": 1}), (1, (False, 0))),
     ],
-    ids=["similar", "prefill", "another batch size", "empty", "none"],
+    ids=["decode", "drafts", "grammar", "prefill", "drafts and prefill", "new"],
 )
-def test_asynchronous_step_time_is_observed_if_a_similar_step_follows(
-    next_output: Any, is_observed: bool
+def test_kind_of_step_tells_grammar_and_number_of_prompt_tokens(
+    steps: ObservedSteps, output: Any, expected: Any
 ) -> None:
-    observer = auto_k.StepObserver(make_scheduler(is_async=True), make_options())
-    controller: Any = RecordingController()
-    observer.controller = controller
-    first, second = make_output({"a": 0}), make_output({"a": 0})
-    for scheduled, updated in (first, None), (second, first), (next_output, second):
-        if scheduled is not None:
-            observer.observe_schedule(scheduled)
-        if updated is not None:
-            observer.observe_update(updated, [[1]])
-    assert [seconds is not None for _, _, seconds in controller.steps] == [False, is_observed]
+    steps.run(output, [1] * len(output.num_scheduled_tokens))
+    assert steps.controller.kinds == [expected]
 
 
-def test_first_step_after_idle_engine_has_no_time(observer_setup: Any) -> None:
-    observer, controller, clock = observer_setup
-    running = observer._scheduler.running
-    observer.observe_update(make_output({"a": 0}), [[1]])
-    observer._scheduler.running = []
-    observer.observe_update(make_output({"a": 0}), [[1]])
-    observer._scheduler.running = running
-    clock[0] += 1000
-    observer.observe_update(make_output({"a": 0}), [[1]])
-    assert controller.steps[-1] == (1, 0, None)
+@pytest.mark.parametrize("grammar", [False, True])
+@pytest.mark.parametrize("num_prompts", [0, 1])
+def test_accepted_tokens_are_counted_in_every_step(
+    steps: ObservedSteps, grammar: bool, num_prompts: int
+) -> None:
+    output = make_output({"a": 3, "b": 3, "c": 3, "d": 3}, has_structured_output_requests=grammar)
+    output.num_scheduled_tokens |= {f"prompt {i}": 500 for i in range(num_prompts)}
+    output.total_num_scheduled_tokens += 500 * num_prompts
+    steps.run(output, [1, 2, 4, 1] + [1] * num_prompts)
+    assert steps.controller.acceptance.counts == [(2, 1, 0, 1)]
 
 
-def test_schedule_is_observed_with_length_of_the_next_drafts(observer_setup: Any) -> None:
-    observer, controller, _ = observer_setup
-    observer.observe_schedule(make_output({"a": 0, "b": 0}, num_spec_tokens_to_schedule=3))
-    observer.observe_schedule(make_output({}))
-    assert controller.schedules == [(2, 3)]
+def test_draft_that_a_grammar_shortened_counts_as_rejected(steps: ObservedSteps) -> None:
+    output = make_output({"a": 3, "b": 3})
+    output.scheduled_spec_decode_tokens["b"] = [5]
+    output.num_scheduled_tokens["b"] = 2
+    output.total_num_scheduled_tokens = 6
+    steps.run(output, [4, 2])
+    assert steps.controller.acceptance.counts == [(0, 1, 0, 1)]
+    assert steps.controller.steps[0][:2] == (2, 3)
 
 
-def test_acceptance_with_store_is_measured_in_steps_with_drafts() -> None:
-    observer = auto_k.StepObserver(make_scheduler(), make_options(store=True))
-    for _ in range(20):
-        output = make_output({"a": 3, "b": 3, "c": 3})
-        observer.observe_update(output, [[7], [7, 8], [7, 8, 9, 1]])
-    acceptance = observer.controller.acceptance
-    assert acceptance.estimate_tokens_per_step(3) == pytest.approx(7 / 3)
-    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(5 / 3)
-    assert acceptance.estimate_tokens_per_step(5) is None
+@pytest.mark.parametrize("num_prompts", [0, 2])
+def test_large_batches_are_counted_by_samples_that_reach_all_requests(
+    steps: ObservedSteps, num_prompts: int
+) -> None:
+    output = make_output({str(i): 3 for i in range(250)})
+    output.num_scheduled_tokens |= {f"prompt {i}": 500 for i in range(num_prompts)}
+    output.total_num_scheduled_tokens += 500 * num_prompts
+    num_sampled = [2] * 100 + [4] * 150 + [0] * num_prompts
+    for _ in range(4):
+        steps.run(output, num_sampled)
+    counts = steps.controller.acceptance.counts
+    assert max(map(sum, counts)) <= 64
+    assert [sum(column) for column in zip(*counts, strict=True)] == [0, 100, 0, 150]
 
 
-def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
+def test_dropped_drafts_count_as_a_step_without_drafts(steps: ObservedSteps) -> None:
+    output = make_output({"a": 0})
+    steps.observer._next_length = 5
+    steps.observer.observe_schedule(output)
+    steps.observer.observe_update(output, make_results(output, [1]))
+    assert steps.controller.steps == [(1, 0, None)]
+    assert steps.controller.acceptance.counts == [()]
+
+
+def test_length_of_a_step_is_that_of_the_schedule_before(steps: ObservedSteps) -> None:
+    """With asynchronous scheduling, the next step is scheduled before the results arrive."""
+    first = make_output({"a": 0}, num_spec_tokens_to_schedule=3)
+    second = make_output({"a": 3}, num_spec_tokens_to_schedule=5)
+    steps.observer.observe_schedule(first)
+    steps.observer.observe_schedule(make_output({}, num_spec_tokens_to_schedule=1))
+    steps.observer.observe_schedule(second)
+    steps.observer.observe_update(first, make_results(first, [1]))
+    steps.observer.observe_update(second, make_results(second, [2]))
+    assert [length for _, length, _ in steps.controller.steps] == [0, 3]
+    assert steps.controller.schedules == [1, 1]
+
+
+def simulate_engine(
+    num_steps: int,
+    make_step: Callable[[int, dict[str, int]], tuple[Any, float]],
+    batch: int = 8,
+) -> auto_k.StepObserver:
+    """Runs a scheduler whose requests accept two tokens of each draft.
+
+    Args:
+        make_step: Returns a step and its seconds without drafts, given its number and the number of
+            draft tokens of each request.
+    """
+    time, length = [0.0], 0
     scheduler = make_scheduler()
-    observer = auto_k.StepObserver(scheduler, make_options())
-    for _ in range(400):
-        scheduler.running[0].all_token_ids.append(len(scheduler.running[0].all_token_ids) % 3 + 1)
-        observer.observe_update(make_output({"a": 0}), [[1]])
-    assert observer.controller.acceptance.estimate_tokens_per_step(5) == pytest.approx(6, abs=0.1)
+    observer = auto_k.StepObserver(scheduler, make_options(), clock=lambda: time[0])
+    for number in range(num_steps):
+        names = {str(i): length for i in range(batch)}
+        output, seconds = make_step(number, names)
+        next_length = scheduler.dynamic_sd_lookup[len(output.num_scheduled_tokens)]
+        output.num_spec_tokens_to_schedule = next_length
+        observer.observe_schedule(output)
+        time[0] += seconds + 0.002 * length
+        num_sampled = [1 + min(length, 2)] * batch
+        num_sampled += [0] * (len(output.num_scheduled_tokens) - batch)
+        observer.observe_update(output, make_results(output, num_sampled))
+        length = next_length
+    return observer
+
+
+def make_grammar_step(number: int, names: dict[str, int]) -> tuple[Any, float]:
+    return make_output(names, has_structured_output_requests=True), 0.015
+
+
+def make_prefill_step(number: int, names: dict[str, int]) -> tuple[Any, float]:
+    """Nine of ten steps have a prefill, of 50 to 2,000 tokens."""
+    output = make_output(names)
+    num_tokens = random.Random(number).randrange(50, 2000) if number % 10 else 0
+    if num_tokens:
+        output.num_scheduled_tokens["prompt"] = num_tokens
+        output.total_num_scheduled_tokens += num_tokens
+    return output, 0.01 + 2e-5 * num_tokens
+
+
+@pytest.mark.parametrize("make_step", [make_grammar_step, make_prefill_step])
+def test_permanent_grammar_or_prefill_does_not_prevent_drafts(make_step: Any) -> None:
+    changes: list[Any] = []
+    original = auto_k.DraftLengthMetrics.observe_change
+    auto_k.DraftLengthMetrics.observe_change = lambda self, *change: changes.append(change)  # type: ignore[method-assign]
+    try:
+        simulate_engine(600, make_step)
+    finally:
+        auto_k.DraftLengthMetrics.observe_change = original  # type: ignore[method-assign]
+    assert changes
+    assert changes[-1][1] > 0
+
+
+def test_start_is_logged_with_lengths_and_number_of_graphs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scheduler = make_scheduler()
+    graphs = scheduler.vllm_config.compilation_config
+    with caplog.at_level(logging.INFO, logger="vllm.ngram_npu"):
+        auto_k.StepObserver(scheduler, make_options())
+        graphs.cudagraph_mode, graphs.cudagraph_capture_sizes = 2, DEFAULT_SIZES
+        auto_k.StepObserver(scheduler, make_options())
+    start = (
+        "ngram_npu: k='auto': each step drafts 0, 3 or 5 tokens per request, whichever generates "
+        "most tokens per second as measured while the engine runs, at first 0; vLLM captures "
+    )
+    assert caplog.messages == [
+        start + "no graphs",
+        start + "15 full graphs for decode steps, without k='auto' 13",
+    ]
+
+
+def test_gauges_exist_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(auto_k, "DraftLengthMetrics", lambda config, names: started.append(names))
+    auto_k.StepObserver(make_scheduler(), make_options())
+    assert started == [["1-1", "2-2", "3-4", "5-8", "9-16"]]
+
+
+def test_measurements_are_logged_once_if_no_tokens_are_drafted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def make_step(number: int, names: dict[str, int]) -> tuple[Any, float]:
+        if number in (1, 2):
+            return make_output(names, num_scheduled_tokens=dict.fromkeys(names, 50)), 0.01
+        return make_output(names), 0.003
+
+    with caplog.at_level(logging.INFO, logger="vllm.ngram_npu"):
+        simulate_engine(1500, make_step)
+    _, line = caplog.messages
+    assert line.startswith(
+        "ngram_npu: k='auto': still drafts no tokens after 500 steps; batch sizes 5-8: with 3 "
+        "draft tokens a step takes 3.00 times as long and generates 3."
+    )
+    assert line.endswith("; 2 steps in which no request generated tokens were ignored")
 
 
 class FakeScheduler:
@@ -322,13 +466,13 @@ def test_wrapped_scheduler_begins_without_drafts_and_accepts_keyword_arguments(
     observer = get_hooks(scheduler).observer
     controller = observer.controller = RecordingController()
     output = scheduler.schedule(throttle_prefills=True)
-    results = SimpleNamespace(sampled_token_ids=[[1]])
+    results = make_results(output, [1])
     arguments = {"scheduler_output": output, "model_runner_output": results}
     assert scheduler.update_from_output(**arguments) == "outputs"
     assert scheduler.update_from_output(output, model_runner_output=results) == "outputs"
     assert get_hooks(scheduler).observer is observer, "expected no error in the observer"
-    assert controller.schedules == [(1, 0)]
-    assert [(batch, length) for batch, length, _ in controller.steps] == [(1, 0), (1, 0)]
+    assert controller.schedules == [1]
+    assert [(batch, length) for batch, length, _ in controller.steps] == [(1, 0)]
 
 
 def test_scheduler_with_unknown_parameters_is_called_and_auto_is_off(
@@ -364,8 +508,10 @@ def test_table_of_another_length_causes_no_error_in_the_engine(
     scheduler = make_scheduler_with_table(monkeypatch, table)
     for batch in (1, 16, 17, 100):
         output = make_output({str(i): 0 for i in range(batch)})
-        results = SimpleNamespace(sampled_token_ids=[[1]] * batch)
+        results = make_results(output, [1] * batch)
         scheduler.schedule()
+        if is_on:
+            get_hooks(scheduler).observer.observe_schedule(output)
         assert scheduler.update_from_output(output, results) == "outputs"
     assert scheduler.dynamic_sd_lookup[:17] == expected
     assert (get_hooks(scheduler).observer is not None) == is_on
@@ -381,24 +527,14 @@ def test_scheduler_without_table_drafts_the_configured_number(
 
 
 def test_clock_jumps_do_not_change_the_chosen_length() -> None:
-    clock, rng = [0.0], random.Random(1)
-    scheduler = make_scheduler()
-    options = make_options(max_model_len=10_000)
-    observer = auto_k.StepObserver(scheduler, options, clock=lambda: clock[0])
-    text, length = scheduler.running[0].all_token_ids, 0
-    for _ in range(1000):
-        clock[0] += 0.01 + 0.0001 * length
-        if rng.random() < 0.1:
-            clock[0] += rng.choice([-1e9, -5, 5, 1e9])
-        text += [len(text) % 3 + 1 for _ in range(1 + length)]
-        output = make_output(
-            {"a": length}, num_spec_tokens_to_schedule=scheduler.dynamic_sd_lookup[1]
-        )
-        observer.observe_schedule(output)
-        observer.observe_update(output, [text[-1 - length :]])
-        length = scheduler.dynamic_sd_lookup[1]
-        assert length in observer.controller.lengths
-    assert length == K
+    rng = random.Random(1)
+
+    def make_step(number: int, names: dict[str, int]) -> tuple[Any, float]:
+        jump = rng.choice([-1e9, -5, 5, 1e9]) if rng.random() < 0.1 else 0.0
+        return make_output(names), 0.02 + jump
+
+    observer = simulate_engine(1000, make_step)
+    assert observer.controller.table[8] > 0
 
 
 def test_scheduler_without_option_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,48 +543,41 @@ def test_scheduler_without_option_is_unchanged(monkeypatch: pytest.MonkeyPatch) 
     assert get_hooks(scheduler).observer is None
 
 
-@pytest.mark.parametrize("option", ["pipeline_parallel_size", "data_parallel_size"])
-def test_parallel_engines_draft_the_configured_number(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, option: str
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="vllm.ngram_npu"):
-        scheduler = make_wrapped_scheduler(monkeypatch, **{option: 2})
-    assert scheduler.dynamic_sd_lookup[1:] == [K] * 16
-    assert get_hooks(scheduler).observer is None
-    assert "k='auto' has no effect with pipeline or data parallelism" in caplog.text
-
-
 def test_error_in_observer_ends_drafts_but_not_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch)
     scheduler.dynamic_sd_lookup[:] = [K] * 17
-    results = SimpleNamespace(sampled_token_ids=[[1]])
+    output = scheduler.schedule()
+    results = make_results(output, [1])
+    del output.total_num_scheduled_tokens
     with caplog.at_level(logging.ERROR, logger="vllm.ngram_npu"):
-        assert scheduler.update_from_output(SimpleNamespace(), results) == "outputs"
+        assert scheduler.update_from_output(output, results) == "outputs"
     assert scheduler.dynamic_sd_lookup == [0] * 17
     assert "k='auto' is off" in caplog.text
-    assert scheduler.update_from_output(SimpleNamespace(), results) == "outputs"
+    assert scheduler.update_from_output(output, results) == "outputs"
 
 
 def test_change_of_draft_length_is_logged_and_exported(caplog: pytest.LogCaptureFixture) -> None:
     observer = auto_k.StepObserver(make_scheduler(), make_options())
-    changes = (0, 3, 1.25), (3, 0, 1.0)
     exported: list[Any] = []
     observer._metrics.observe_change = lambda *values: exported.append(values)  # type: ignore[method-assign]
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="vllm.ngram_npu"):
-        for old_length, new_length, goodput in changes:
-            observer._report_change(Change(9, 16, old_length, new_length, goodput, "because"))
+        observer._report_change(Change(9, 16, 0, 3, 1.25, 1.25))
+        observer._report_change(Change(9, 16, 3, 0, 1.1, 1.0))
     assert exported == [("9-16", 3, 1.25), ("9-16", 0, 1.0)]
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [
-        f"ngram_npu: k='auto': batch sizes 9-16: draft length {old_length} -> {new_length}: because"
-        for old_length, new_length, _ in changes
+    assert caplog.messages == [
+        "ngram_npu: k='auto': batch sizes 9-16: draft length 0 -> 3: 1.25 times as many tokens per "
+        "second are expected",
+        "ngram_npu: k='auto': batch sizes 9-16: draft length 3 -> 0: 1.10 times as many tokens per "
+        "second are expected",
     ]
 
 
 def make_graph(num_tokens: int, uniform_token_count: int | None, **values: int) -> Any:
     values = {"num_active_loras": 0, "num_ubatches": 1} | values
+    values["num_reqs"] = num_tokens // uniform_token_count if uniform_token_count else 0
     return SimpleNamespace(num_tokens=num_tokens, uniform_token_count=uniform_token_count, **values)
 
 
@@ -464,11 +593,17 @@ def test_candidates_contain_the_smallest_sufficient_graph_of_each_length() -> No
     }
 
 
-def test_results_of_verified_drafts_scale_acceptance_estimates(observer_setup: Any) -> None:
-    observer, controller, _ = observer_setup
-    for length in (1, 3, 5):
-        controller.acceptance.observe(length, (1 + length) * 100, 100)
-    for _ in range(100):
-        observer.observe_update(make_output({"a": 3, "b": 3}), [[1], [1, 2]])
-    expected = 1 + 3 * (100 + PRIOR_GAIN) / (600 + PRIOR_GAIN)
-    assert controller.acceptance.estimate_tokens_per_step(3) == pytest.approx(expected, rel=0.05)
+def test_graphs_that_are_not_chosen_are_removed() -> None:
+    uniform = [make_graph(6 * batch, 6) for batch in range(12, 0, -1)]
+    piecewise = make_graph(72, None)
+    compilation = SimpleNamespace(cudagraph_mode=2, cudagraph_capture_sizes=[6, 12, 24, 48, 64, 72])
+    manager = SimpleNamespace(
+        vllm_config=SimpleNamespace(compilation_config=compilation),
+        max_num_reqs=12,
+        _capture_descs={1: [*uniform], 2: [piecewise]},
+        _candidates={(70, 0): [uniform[0], piecewise], (50, 0): [uniform[3], piecewise]},
+    )
+    auto_k.remove_graphs(manager)
+    assert [graph.num_reqs for graph in manager._capture_descs[1]] == [12, 4, 2, 1]
+    assert manager._capture_descs[2] == [piecewise]
+    assert manager._candidates == {(70, 0): [uniform[0], piecewise], (50, 0): [piecewise]}

@@ -168,10 +168,15 @@ def test_counters_are_exported_to_prometheus(values: dict[tuple[str, ...], float
 
 
 def test_draft_lengths_are_exported_to_prometheus(values: dict[tuple[str, ...], float]) -> None:
-    lengths = metrics.DraftLengthMetrics(make_config())
+    lengths = metrics.DraftLengthMetrics(make_config(), ["5-8", "9-16"])
+    assert values == {
+        (f"ngram_npu_{name}", batch): value
+        for name, value in (("draft_length", 0), ("goodput", 1.0))
+        for batch in ("5-8", "9-16")
+    }
     lengths.observe_change("9-16", 3, 1.25)
     lengths.observe_change("9-16", 0, 1.0)
-    assert values == {
+    assert {name: value for name, value in values.items() if "9-16" in name} == {
         ("ngram_npu_draft_length", "9-16"): 0,
         ("ngram_npu_goodput", "9-16"): 1.0,
         ("ngram_npu_draft_length_changes", "9-16"): 2,
@@ -220,7 +225,7 @@ def test_dashboard_shows_exactly_the_exported_metrics(
     vllm_config = make_store_config(store_file=str(tmp_path / "store"))
     metrics.StoreMetrics(vllm_config, make_store(vllm_config)).update()
     metrics.FeedMetrics(vllm_config).update(FeedCounters())
-    metrics.DraftLengthMetrics(vllm_config).observe_change("1-2", 3, 1.0)
+    metrics.DraftLengthMetrics(vllm_config, ()).observe_change("1-2", 3, 1.0)
     metrics.set_drafting_gauge(vllm_config, True)
     engine = CountingEngine()
     engine.observe()
