@@ -82,26 +82,24 @@ def set_table(vllm_config: Any) -> None:
         raise ValueError(f"ngram_npu: {name}: expected none with k='auto', got {current_table!r}")
 
 
-def choose_graph_sizes(
-    length: int, max_num_seqs: int, capture_sizes: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Returns the batch sizes for which the V2 runner would capture a graph with drafts of
-    `length` tokens, and those of them for which it does with ``k="auto"``, ascending.
+def choose_graph_sizes(length: int, max_num_seqs: int, capture_sizes: Sequence[int]) -> list[int]:
+    """Returns the batch sizes for which the V2 runner captures a graph with drafts of `length`
+    tokens, ascending.
 
     The runner rounds each capture size up to a multiple of 1 + K, and drops the size if it then
-    exceeds the largest size or `max_num_seqs` requests. A batch runs with the next larger graph.
+    exceeds the largest size or `max_num_seqs` requests. A batch runs with the next larger graph. Of
+    these graphs, those for a few requests more or less than others are left out.
 
     Args:
         capture_sizes: Sizes of the graphs in tokens; none if graphs are off.
     """
-    batches = sorted({-(-size // (1 + length)) for size in capture_sizes})
-    largest = max(capture_sizes, default=0) // (1 + length)
-    batches = [batch for batch in batches if batch <= min(largest, max_num_seqs)]
+    largest = min(max(capture_sizes, default=0) // (1 + length), max_num_seqs)
     chosen: list[int] = []
-    for batch in reversed(batches):
-        if not chosen or batch in SMALL_BATCHES or chosen[-1] - batch >= MAX_PADDING:
+    for batch in sorted({-(-size // (1 + length)) for size in capture_sizes}, reverse=True):
+        is_needed = not chosen or batch in SMALL_BATCHES or chosen[-1] - batch >= MAX_PADDING
+        if batch <= largest and is_needed:
             chosen.append(batch)
-    return batches, chosen[::-1]
+    return chosen[::-1]
 
 
 def get_capture_sizes(vllm_config: Any) -> Sequence[int]:
@@ -129,12 +127,11 @@ class StepObserver:
         lengths = choose_lengths(k, max_num_seqs)
         sizes = get_capture_sizes(scheduler.vllm_config)
         graphs = {n: choose_graph_sizes(n, max_num_seqs, sizes) for n in lengths}
-        largest = {n: max(chosen, default=0) for n, (_, chosen) in graphs.items()}
         self.controller = DraftLengthController(
             lengths,
             max_num_seqs,
             table=scheduler.dynamic_sd_lookup,
-            is_allowed=lambda batch, length: not sizes or batch <= largest[length],
+            is_allowed=lambda batch, length: not sizes or batch <= max(graphs[length], default=0),
             on_change=self._report_change,
         )
         self._metrics = DraftLengthMetrics(
@@ -149,19 +146,14 @@ class StepObserver:
         """By the identity of the scheduler's output, the draft lengths of the steps in flight."""
         self._last_length = -1
         self._last_time: float | None = None
-        self._log_start(graphs)
+        self._log_start(sum(map(len, graphs.values())))
 
-    def _log_start(self, graphs: dict[int, tuple[list[int], list[int]]]) -> None:
+    def _log_start(self, num_graphs: int) -> None:
         *shorter, longest = self.controller.lengths
-        num_graphs = sum(len(chosen) for _, chosen in graphs.values())
-        num_stock_graphs = len(graphs[longest][0])
-        text = f"{num_graphs} full graphs for decode steps, without k='auto' {num_stock_graphs}"
-        if not num_graphs:
-            text = "no graphs"
         logger.info(
             f"ngram_npu: k='auto': each step drafts {', '.join(map(str, shorter))} or {longest} "
             "tokens per request, whichever generates most tokens per second as measured while the "
-            f"engine runs, at first 0; vLLM captures {text}"
+            f"engine runs, at first 0; vLLM captures {num_graphs} full graphs for decode steps"
         )
 
     def observe_schedule(self, output: Any) -> None:
@@ -277,7 +269,7 @@ def remove_graphs(manager: Any) -> None:
         if number is None:
             return True
         if number not in chosen:
-            _, chosen[number] = choose_graph_sizes(number - 1, max_num_seqs, sizes)
+            chosen[number] = choose_graph_sizes(number - 1, max_num_seqs, sizes)
         return graph.num_reqs in chosen[number]
 
     for graphs in (*manager._capture_descs.values(), *manager._candidates.values()):

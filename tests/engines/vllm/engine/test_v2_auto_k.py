@@ -14,14 +14,22 @@ import vllm.config
 from engines import STORE, Engine, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm import auto_k, plugin
 from ngram_npu.engines.vllm import scheduler as scheduler_module
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-from vllm_graphs import find_largest_batches, has_full_graph, make_graph_manager
+from vllm_graphs import (
+    count_full_graphs,
+    find_largest_batches,
+    has_full_graph,
+    make_graph_manager,
+)
 
 METHODS = {
     "async": Method("ngram_gpu", {"k": "auto"}, asynchronous=True),
     "synchronous": Method("ngram_gpu", {"k": "auto"}),
     "store": Method("ngram_gpu", {"k": "auto", **STORE}, True),
+    "draft model": Method("draft_model", {"k": "auto", "beside": True}, True),
 }
 
 
@@ -46,10 +54,10 @@ class RandomLengths:
         self.verified_lengths: set[int] = set()
         self._random = random.Random(5)
 
-    def observe_schedule(self, batch: int, length: int) -> None:
+    def observe_schedule(self, batch: int) -> None:
         self.table[1:] = [self._random.choice(self.lengths)] * (len(self.table) - 1)
 
-    def observe_step(self, batch: int, length: int, seconds: float | None) -> None:
+    def observe_step(self, batch: int, length: int, seconds: float | None, **step: Any) -> None:
         self.verified_lengths.add(length)
 
 
@@ -110,7 +118,7 @@ def test_text_is_equal_when_draft_lengths_change(
         scheduler = find_scheduler(engine)
         observer = getattr(scheduler, scheduler_module.ATTRIBUTE).observer
         controller = observer.controller = RandomLengths(observer.controller)
-        assert controller.lengths == (0, 1, 2, 4)
+        assert controller.lengths == (0, 2, 4)
         texts = _generate_with_aborts(engine, model)
         assert texts == [longer[: len(text)] for longer, text in zip(expected, texts, strict=True)]
         assert [len(text) for text in texts].count(MAX_TOKENS) == NUM_REQUESTS - NUM_ABORTED
@@ -118,7 +126,7 @@ def test_text_is_equal_when_draft_lengths_change(
         assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
             "expected no error in the observer"
         )
-    assert controller.verified_lengths == {0, 1, 2, 4}
+    assert controller.verified_lengths == {0, 2, 4}
     assert preemptions > 0
     assert num_accepted > 50
 
@@ -130,13 +138,63 @@ def test_controller_chooses_only_its_lengths(model: Path) -> None:
         assert {*scheduler.dynamic_sd_lookup[1:]} == {0}
         for _ in range(3):
             _generate(engine, model)
-            assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 1, 2, 4}
+            assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 2, 4}
         assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
             "expected no error in the observer"
         )
         tokens = observer.controller.acceptance.estimate_tokens_per_step(4)
     assert tokens is not None
     assert 1 < tokens <= 5
+
+
+def test_permanent_grammar_request_does_not_prevent_drafts(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verifying takes no time by the test's clock, so that drafts pay."""
+    time = [0.0]
+    with start_engine(model, METHODS["synchronous"], num_gpu_blocks_override=100) as engine:
+        scheduler = find_scheduler(engine)
+        observer = getattr(scheduler, scheduler_module.ATTRIBUTE).observer
+        monkeypatch.setattr(observer, "_clock", lambda: time[0])
+        changes: list[Any] = []
+        monkeypatch.setattr(observer._metrics, "observe_change", lambda *c: changes.append(c))
+        llm_engine: Any = engine.llm.llm_engine
+        ids = encode_corpus(model, 5_000)
+        grammar = StructuredOutputsParams(regex="[a-z ]{400}")
+        free, constrained = (
+            SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, structured_outputs=value)
+            for value in (None, grammar)
+        )
+        numbers = iter(range(10_000))
+        steps, has_grammar = 0, 0
+        while steps < 600 and not changes:
+            if llm_engine.get_num_unfinished_requests() < 3:
+                number = next(numbers)
+                prompt = {"prompt_token_ids": ids[100 * number % 4000 :][:40]}
+                is_constrained = not any(r.use_structured_output for r in scheduler.running)
+                llm_engine.add_request(str(number), prompt, constrained if is_constrained else free)
+            time[0] += 0.01
+            llm_engine.step()
+            steps += 1
+            has_grammar += any(r.use_structured_output for r in scheduler.running)
+    assert changes
+    assert changes[0][1] > 0
+    assert has_grammar > 0.9 * steps
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 8, 16])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4, 7, 8, 16, 100, 256, 1024])
+def test_at_most_twice_as_many_graphs_are_captured_as_without_auto(
+    k: int, max_num_seqs: int
+) -> None:
+    table = auto_k.make_table(auto_k.choose_lengths(k, max_num_seqs), max_num_seqs)
+    manager = make_graph_manager(k, max_num_seqs, table=table, options={"k": "auto"})
+    counts = count_full_graphs(manager)
+    stock_counts = count_full_graphs(make_graph_manager(k, max_num_seqs))
+    assert sum(counts.values()) <= 2 * sum(stock_counts.values())
+    sizes = manager.compilation_config.cudagraph_capture_sizes
+    for length, count in counts.items():
+        assert count == len(auto_k.choose_graph_sizes(length, max_num_seqs, sizes))
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 8])
@@ -154,15 +212,15 @@ def test_allowed_batches_and_lengths_are_those_with_a_graph(
     manager = make_graph_manager(k, max_num_seqs, table=table, sizes=sizes, options={"k": "auto"})
     sizes = manager.compilation_config.cudagraph_capture_sizes
     widest = find_largest_batches(manager)
-    is_allowed = auto_k.make_graph_check(lengths, max_num_seqs, sizes)
+    for length in lengths:
+        chosen = auto_k.choose_graph_sizes(length, max_num_seqs, sizes)
+        assert max(chosen, default=0) == widest.get(length, 0)
     for length, batch in product(lengths, range(1, max_num_seqs + 1)):
-        if length:
-            assert is_allowed(batch, length) == (batch <= widest.get(length, 0))
         assert has_full_graph(manager, batch, length) == (batch <= widest.get(length, 0))
 
 
 def test_graphs_of_tables_without_auto_are_those_of_vllm() -> None:
-    table = auto_k.make_table((0, 1, 3, 5), 64)
+    table = auto_k.make_table((0, 3, 5), 64)
     manager = make_graph_manager(5, 64, table=table)
     stock_manager: Any = copy(manager)
     stock_manager._candidates, stock_manager._capture_descs = {}, {}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from engines import STORE
 from ngram_npu import NgramStore
 from processes import METHODS, RANK_ENVIRONMENT, EngineProcess
 from test_v2_store import STORE_EXTENSION
@@ -44,6 +45,19 @@ def test_ranks_with_random_delays_have_equal_drafts(
     assert first == second
     _, steps = first
     assert steps > 10
+
+
+@pytest.mark.parametrize("options", [{}, STORE], ids=["no store", "store"])
+def test_ranks_with_draft_lengths_by_load_have_equal_drafts(
+    model: Path, runs: Runs, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    overrides = {**DELAYED_WORKER, "additional_config": {"ngram_npu": {"k": "auto", **options}}}
+    process = start_ranks(model, tmp_path / "log", overrides, ["report_drafts"], method="async")
+    result, log = process.read_result()
+    assert log.count("k='auto': each step drafts 0, 2 or 4 tokens per request") == 1
+    assert result["token_ids"] == runs("none").get_token_ids(REQUEST_INDICES)
+    first, second = result["rpc_results"][0]
+    assert first == second
 
 
 def test_ranks_with_store_calls_have_equal_drafts_and_one_rank_saves_store(

@@ -222,7 +222,7 @@ DEFAULT_SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 def test_graphs_are_at_most_eight_requests_apart_if_there_are_sizes(
     length: int, max_num_seqs: int, sizes: list[int], chosen: list[int]
 ) -> None:
-    assert auto_k.choose_graph_sizes(length, max_num_seqs, sizes)[1] == chosen
+    assert auto_k.choose_graph_sizes(length, max_num_seqs, sizes) == chosen
 
 
 def test_time_between_decode_steps_with_equal_draft_length_is_observed(
@@ -395,8 +395,8 @@ def test_start_is_logged_with_lengths_and_number_of_graphs(
         "most tokens per second as measured while the engine runs, at first 0; vLLM captures "
     )
     assert caplog.messages == [
-        start + "no graphs",
-        start + "15 full graphs for decode steps, without k='auto' 13",
+        start + "0 full graphs for decode steps",
+        start + "15 full graphs for decode steps",
     ]
 
 
