@@ -1,11 +1,12 @@
 """Simulates tokens per second if the number of draft tokens follows the load ("k": "auto").
 
-    python -m tools.bench.draft_length [--steps 4000] [--data FOLDER] [--json FILE]
+    python -m tools.bench.draft_length [--steps 2000] [--data FOLDER] [--json FILE]
 
-The controller runs on recorded completions, which replace the target model. Step times come from
-curves of models on H100 GPUs, computed from data sheets, with noise: nothing is measured. The peers
-are a step without drafts, always K = 5, and the best fixed K for each batch size, which is what
-vLLM's table `num_speculative_tokens_per_batch_size` gives a user who knows the traffic.
+The controller runs on recorded completions, which replace the target model. Step times are computed
+from data sheets of H100 GPUs, or published by another project, with noise: nothing is measured. The
+peers are a step without drafts, always K = 5, and the best K for each batch size, which is what
+vLLM's table `num_speculative_tokens_per_batch_size` gives a user who knows the traffic. The load is
+one batch size, or changes among all of them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from tools.bench.measure import make_parser, write_result
 from tools.bench.recorded import find_data, load_sets
 
 K = 5
-LENGTHS = (0, 1, 3, 5)
-BATCHES = (1, 8, 32, 128, 512)
+LENGTHS = (0, 3, 5)
+BATCHES = (1, 4, 8, 16, 32, 64)
+MAX_TOKENS = 512
+"""vLLM's largest graph: a batch uses a draft length whose tokens fit into it."""
 FIRST_STEPS = 500
 """Number of steps at the beginning, in which the controller learns; they are not counted."""
-SAMPLE_STEPS, SAMPLED_REQUESTS = 8, 4
-"""In every eighth step, the accepted tokens of four requests are counted for all lengths, as vLLM's
-adapter does (``AcceptanceSampler``)."""
+LOAD_STEPS = 250
+"""Number of steps after which a changing load has another batch size."""
+PEERS = "no drafts", "always 5", "the best by batch size"
 TIME_DEVIATION = 0.03
 """Standard deviation of the logarithm of step times."""
 # NVIDIA's data sheet of the H100 SXM: bytes and dense bf16 operations per second.
@@ -40,6 +43,9 @@ BANDWIDTH, OPERATIONS = 3.35e12, 989e12
 READ_EFFICIENCY, COMPUTE_EFFICIENCY = 0.74, 0.6
 """Shares of the peak rates: from a published time per token of Llama 3.1 8B (6.48 ms,
 InferenceBench, vLLM 0.21.0, 2026-05-16), and assumed."""
+
+
+Curve = Callable[[int, int], float]
 
 
 def time_dense_8b(batch: int, length: int) -> float:
@@ -62,7 +68,24 @@ def time_moe_30b(batch: int, length: int) -> float:
     return max(read_seconds, operations / (OPERATIONS * COMPUTE_EFFICIENCY)) + launch_seconds
 
 
-CURVES: Mapping[str, Callable[[int, int], float]] = {"dense": time_dense_8b, "moe": time_moe_30b}
+PUBLISHED_GAINS = {
+    "published 4b": (1.19, 1.00, 0.90, 0.74, 0.59, 0.44),
+    "published 27b": (1.62, 1.40, 1.33, 1.07, 0.80, 0.50),
+}
+"""Tokens per second with K = 5 over those without drafts, at 1.86 tokens per step, for BATCHES."""
+
+
+def make_published_curve(gains: Sequence[float]) -> Curve:
+    """Returns step times relative to no drafts, which are linear in K."""
+    times = dict(zip(BATCHES, gains, strict=True))
+    return lambda batch, length: 1 + (1.86 / times[batch] - 1) * length / K
+
+
+CURVES: Mapping[str, Curve] = {
+    "dense": time_dense_8b,
+    "moe": time_moe_30b,
+    **{name: make_published_curve(gains) for name, gains in PUBLISHED_GAINS.items()},
+}
 
 
 def count_accepted(conversations: Sequence[TokenRequest]) -> npt.NDArray[np.int64]:
@@ -85,58 +108,71 @@ def count_accepted(conversations: Sequence[TokenRequest]) -> npt.NDArray[np.int6
 
 def simulate(
     num_accepted: npt.NDArray[np.int64],
-    curve: Callable[[int, int], float],
-    batch: int,
-    num_steps: int,
-    length: int | None = None,
+    curve: Curve,
+    batches: Sequence[int],
+    table: Mapping[int, int] | None = None,
 ) -> float:
-    """Returns tokens per second of a batch whose rows begin at random positions of the text. With
-    ``length`` every step drafts so many tokens, else the controller chooses."""
-    rng = np.random.default_rng(batch)
-    positions = rng.integers(0, len(num_accepted), batch)
-    controller = DraftLengthController(LENGTHS, batch)
+    """Returns tokens per second of steps with these batch sizes, whose rows begin at random
+    positions of the text. Without a draft length for each batch size, the controller chooses."""
+    rng = np.random.default_rng(batches[0])
+    positions = rng.integers(0, len(num_accepted), max(batches))
+    controller = DraftLengthController(
+        LENGTHS, max(batches), is_allowed=lambda batch, k: batch * (1 + k) <= MAX_TOKENS
+    )
     num_tokens, seconds = 0, 0.0
-    current = previous = length or 0
-    for step in range(num_steps):
-        generated = np.minimum(num_accepted[positions], current) + 1
-        positions = (positions + generated) % len(num_accepted)
-        time = curve(batch, current)
+    length = previous_length = table[batches[0]] if table else 0
+    for step, batch in enumerate(batches):
+        accepted = np.minimum(num_accepted[positions[:batch]], length)
+        positions[:batch] = (positions[:batch] + accepted + 1) % len(num_accepted)
+        time = curve(batch, length)
         if step >= FIRST_STEPS:
-            num_tokens += int(generated.sum())
+            num_tokens += int(accepted.sum()) + batch
             seconds += time
-        if length is None:
-            following = controller.table[batch]
-            controller.observe_schedule(batch, following)
-            measured = time * math.exp(rng.normal(0, TIME_DEVIATION))
-            controller.observe_step(batch, current, measured if current == previous else None)
-            controller.acceptance.observe_verified(current, int(generated.sum()), batch)
-            if step % SAMPLE_STEPS == 0:
-                sampled = num_accepted[positions[:SAMPLED_REQUESTS]]
-                for k in LENGTHS[1:]:
-                    tokens = float(np.minimum(sampled, k).sum() + len(sampled))
-                    controller.acceptance.observe(k, tokens, len(sampled))
-            previous, current = current, following
+        if table is not None:
+            length = table[batches[min(step + 1, len(batches) - 1)]]
+            continue
+        next_length = controller.table[batch]
+        controller.observe_schedule(batch)
+        counts = np.bincount(accepted, minlength=length + 1).tolist() if length else ()
+        controller.acceptance.observe(batch, counts)
+        measured = time * math.exp(rng.normal(0, TIME_DEVIATION))
+        is_comparable = length == previous_length
+        controller.observe_step(batch, length, measured if is_comparable else None)
+        previous_length, length = length, next_length
     return num_tokens / seconds
+
+
+def compare(
+    num_accepted: npt.NDArray[np.int64], curve: Curve, batches: Sequence[int]
+) -> list[float]:
+    """Returns tokens per second with K by load over those of the peers."""
+    best = {}
+    for batch in {*batches}:
+        speeds = {
+            k: simulate(num_accepted, curve, [batch] * 2 * FIRST_STEPS, {batch: k})
+            for k in LENGTHS
+            if batch * (1 + k) <= MAX_TOKENS
+        }
+        best[batch] = max(speeds, key=lambda k: speeds[k])
+    tables = dict.fromkeys(best, 0), dict.fromkeys(best, K), best
+    auto = simulate(num_accepted, curve, batches)
+    return [auto / simulate(num_accepted, curve, batches, table) for table in tables]
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("draft_length", __doc__)
-    parser.add_argument("--steps", type=int, default=4000, help="steps per simulation")
+    parser.add_argument("--steps", type=int, default=2000, help="steps per simulation")
     options = parser.parse_args(arguments)
     sets = load_sets(find_data(options.data))
     accepted = {name: count_accepted(conversations) for name, conversations in sets.items()}
     results: list[dict[str, Any]] = []
+    changing_load = [BATCHES[step // LOAD_STEPS * 5 % 6] for step in range(3 * options.steps)]
+    loads = {str(batch): [batch] * options.steps for batch in BATCHES} | {"all": changing_load}
     for curve_name, curve in CURVES.items():
-        for batch in BATCHES:
-            ratios: dict[str, list[float]] = {"no drafts": [], "always 5": [], "best fixed": []}
-            for counts in accepted.values():
-                auto = simulate(counts, curve, batch, options.steps)
-                fixed = [simulate(counts, curve, batch, options.steps, k) for k in LENGTHS]
-                ratios["no drafts"].append(auto / fixed[0])
-                ratios["always 5"].append(auto / fixed[-1])
-                ratios["best fixed"].append(auto / max(fixed))
-            result = {"curve": curve_name, "batch": batch}
-            for peer, values in ratios.items():
+        for load, batches in loads.items():
+            ratios = [compare(counts, curve, batches) for counts in accepted.values()]
+            result: dict[str, Any] = {"curve": curve_name, "batch": load}
+            for peer, values in zip(PEERS, zip(*ratios, strict=True), strict=True):
                 result[f"over {peer}"] = round(geometric_mean(values), 3)
                 result[f"least over {peer}"] = round(min(values), 3)
             print(*(f"{key}: {value}" for key, value in result.items()), sep="  ", flush=True)
