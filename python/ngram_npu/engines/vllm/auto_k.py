@@ -32,7 +32,7 @@ MAX_PADDING = 8
 """Maximum number of requests between two graphs of a draft length, as in vLLM's default sizes."""
 SMALL_BATCHES = (1, 2, 4)
 """Batch sizes for which there is a graph anyway."""
-MAX_SAMPLED_REQUESTS = 64
+MAX_SAMPLED_REQUESTS = 32
 """Maximum number of requests per step whose accepted tokens are counted, to limit the time."""
 REPORT_STEPS = 500
 """Number of steps after which a line states what was measured, if no tokens are drafted yet."""
