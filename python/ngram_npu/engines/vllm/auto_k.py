@@ -25,11 +25,11 @@ from ngram_npu.engines.vllm.patching import (
 )
 
 GRAPHS_MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
-MIN_SEQS_OF_HALF = 8
+MIN_SEQS_OF_HALF = 16
 """Minimum ``max_num_seqs`` for which half of ``num_speculative_tokens`` is a draft length: with
 less, graphs for three lengths are more than twice those for one."""
-MAX_PADDING = 8
-"""Maximum number of requests between two graphs of a draft length, as in vLLM's default sizes."""
+MIN_DISTANCE, MIN_RELATIVE_DISTANCE = 8, 1 / 16
+"""Minimum number of requests between two graphs of a draft length, also relative to the smaller."""
 SMALL_BATCHES = (1, 2, 4)
 """Batch sizes for which there is a graph anyway."""
 MAX_SAMPLED_REQUESTS = 32
@@ -96,7 +96,8 @@ def choose_graph_sizes(length: int, max_num_seqs: int, capture_sizes: Sequence[i
     largest = min(max(capture_sizes, default=0) // (1 + length), max_num_seqs)
     chosen: list[int] = []
     for batch in sorted({-(-size // (1 + length)) for size in capture_sizes}, reverse=True):
-        is_needed = not chosen or batch in SMALL_BATCHES or chosen[-1] - batch >= MAX_PADDING
+        distance = max(MIN_DISTANCE, MIN_RELATIVE_DISTANCE * batch)
+        is_needed = not chosen or batch in SMALL_BATCHES or chosen[-1] - batch >= distance
         if batch <= largest and is_needed:
             chosen.append(batch)
     return chosen[::-1]

@@ -183,7 +183,7 @@ def test_permanent_grammar_request_does_not_prevent_drafts(
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 8, 16])
-@pytest.mark.parametrize("max_num_seqs", [1, 2, 4, 7, 8, 16, 100, 256, 1024])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4, 8, 15, 16, 33, 100, 256, 1024])
 def test_at_most_twice_as_many_graphs_are_captured_as_without_auto(
     k: int, max_num_seqs: int
 ) -> None:
