@@ -65,7 +65,7 @@ SETTINGS: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
         {"NGRAM_NPU_VLLM": "0"},
     ),
     "ngram_npu": (OURS, {}),
-    "ngram_npu, store": (OURS, {"store": True}),
+    "ngram_npu, store": (OURS, {"store": True, "scope": "shared"}),
 }
 """By setting: vLLM's speculative configuration, and options of ngram_npu or, in capitals, variables
 of the environment."""
