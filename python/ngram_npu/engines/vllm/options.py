@@ -4,7 +4,6 @@ vLLM's ``additional_config``, which other backends use too."""
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +13,6 @@ from typing import Any, Literal
 from ngram_npu.config import NgramConfig
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.errors import suggest_similar
-from ngram_npu.store import tokenizer_digest
 from ngram_npu.store.contents import BLOCK_TOKENS, MAX_BLOCKS
 
 SECTION = "ngram_npu"
@@ -291,15 +289,6 @@ def _check_value(name: str, value: Any) -> Any:
     if name == "num_threads" and value < 0:
         raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {value}")
     return value
-
-
-def vocabulary_digest(model_config: Any) -> str | None:
-    """Returns the digest of the model's vocabulary; None if the server runs without a tokenizer.
-    Loading the tokenizer takes seconds."""
-    if getattr(model_config, "skip_tokenizer_init", False):
-        return None
-    tokenizers = importlib.import_module("vllm.tokenizers")
-    return tokenizer_digest(tokenizers.cached_tokenizer_from_config(model_config).get_vocab())
 
 
 def read_beside_option(vllm_config: Any) -> bool:

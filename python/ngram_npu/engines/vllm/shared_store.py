@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
 from multiprocessing.util import Finalize
 from typing import Any
 
-from ngram_npu.engines.vllm.options import Options, vocabulary_digest
+from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import format_error, logger
-from ngram_npu.store import SHARED_SCOPE, NgramStore
+from ngram_npu.store import SHARED_SCOPE, NgramStore, tokenizer_digest
 from ngram_npu.store import file as store_file
 
 IDLE_S = 1.0
@@ -49,6 +50,15 @@ def check_files(options: Options) -> None:
                 f"ngram_npu: {name}: expected at most {options.store_tokens} tokens, the capacity "
                 f"of the store, got {description.num_tokens}: raise store_tokens"
             )
+
+
+def vocabulary_digest(model_config: Any) -> str | None:
+    """Returns the digest of the model's vocabulary; None if the server runs without a tokenizer.
+    Loading the tokenizer takes seconds."""
+    if getattr(model_config, "skip_tokenizer_init", False):
+        return None
+    tokenizers = importlib.import_module("vllm.tokenizers")
+    return tokenizer_digest(tokenizers.cached_tokenizer_from_config(model_config).get_vocab())
 
 
 class SharedStore:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +13,7 @@ from ngram_npu.engines.vllm.options import (
     Options,
     has_options,
     read_options,
-    vocabulary_digest,
 )
-from ngram_npu.store import tokenizer_digest
 from vllm_config import make_vllm_config
 
 
@@ -242,10 +240,8 @@ def test_drafting_is_kept_for_recurrent_models(name: str) -> None:
         assert read_options(config, "custom_class").keep_drafting == is_recurrent
 
 
-def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
-    module = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
-    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
-    assert vocabulary_digest(SimpleNamespace()) == tokenizer_digest({"b": 1, "a": 0})
-    assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
-    assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})
+def test_guide_lists_all_options() -> None:
+    guide = Path(__file__).parents[4] / "docs" / "guides" / "vllm.md"
+    table = guide.read_text().partition("| option (default) | meaning |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1].partition("(")[0] for line in table.splitlines()[2:]]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(OPTION_TYPES)

@@ -29,8 +29,8 @@ from ngram_npu.engines.vllm import NgramProposer, options, shared_store, v1, v2
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.shared_store import check_files
-from ngram_npu.store import scope_of_request
+from ngram_npu.engines.vllm.shared_store import check_files, vocabulary_digest
+from ngram_npu.store import scope_of_request, tokenizer_digest
 from ngram_npu_cli import command
 
 
@@ -245,6 +245,15 @@ def test_store_seed_of_another_tokenizer_raises(
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
     with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
         NgramProposer(make_store_config(store_seed=path))
+
+
+def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
+    module = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
+    assert vocabulary_digest(SimpleNamespace()) == tokenizer_digest({"b": 1, "a": 0})
+    assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
+    assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})
 
 
 def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
