@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pickle
 import sys
+from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ import fake_engine
 import pytest
 from conftest import FakeVLLM
 from ngram_npu.engines.vllm import NgramProposer, plugin, request_scopes
-from ngram_npu.engines.vllm.request_scopes import Rules
 
 PROCESSOR_SOURCE = """
 from dataclasses import dataclass
@@ -95,20 +95,15 @@ def vllm_modules(vllm: FakeVLLM) -> None:
 
 
 def process_request(
-    engine: Any,
+    vllm_config: Any,
     extra_args: dict[Any, Any] | None = None,
     salt: str | None = None,
     adapter: object = None,
     min_tokens: int = 0,
     **arguments: Any,
 ) -> Any:
-    """Returns the output of an engine's input processor for a request.
-
-    Args:
-        engine: Name in ``ENGINES``, or a configuration.
-    """
+    """Returns the output of an engine's input processor for a request."""
     prompt = {} if salt is None else {"cache_salt": salt}
-    vllm_config = ENGINES[engine][0] if isinstance(engine, str) else engine
     processor = sys.modules[request_scopes.INPUT_MODULE].InputProcessor(vllm_config)
     params = SimpleNamespace(extra_args=extra_args, min_tokens=min_tokens)
     return processor.process_inputs("a", prompt, params, (), lora_request=adapter, **arguments)
@@ -131,87 +126,90 @@ def make_config(
     return vllm_config
 
 
-KEYS: dict[str, dict[str, Any]] = {
-    "cache_salt": {"salt": "a"},
-    "LoRA adapter": {"adapter": SimpleNamespace(lora_name="x")},
-    "ngram_npu_store": {"extra_args": {"ngram_npu_store": False}},
-}
 ONE_TENANT: dict[str, Any] = {**STORE, "scope": "shared"}
-ENGINES: dict[str, tuple[Any, Rules]] = {
-    "ngram": (make_config("ngram"), Rules()),
-    "eagle": (make_config("eagle", **STORE), Rules()),
-    "eagle, V1": (make_config("eagle", beside=True, **STORE), Rules()),
-    "beside": (make_config("eagle", v2=True, beside=True, **STORE), Rules(has_store=True)),
-    "ngram_gpu": (make_config("ngram_gpu", **STORE), Rules(has_store=True)),
-    "async ngram_gpu": (
-        make_config("ngram_gpu", is_async=True),
-        Rules(rejects_min_tokens=True),
-    ),
-    "V2 ngram": (make_config("ngram", v2=True, **STORE), Rules(has_store=True)),
-    "V2 ngram_gpu": (make_config("ngram_gpu", v2=True, is_async=True), Rules()),
-    "V1 ngram": (make_config("ngram", **ONE_TENANT), Rules((*KEYS,), has_store=True)),
-    "custom class": (
-        make_config("custom_class", v2=True, **ONE_TENANT),
-        Rules((*KEYS,), has_store=True),
-    ),
-    "publisher": (make_config("eagle", publishes=True), Rules(publishes_text=True)),
-    "publisher with a store": (
-        make_config("ngram_gpu", publishes=True, **STORE),
-        Rules(has_store=True, publishes_text=True),
-    ),
+ENGINES: dict[str, Any] = {
+    "ngram": make_config("ngram"),
+    "eagle": make_config("eagle", **STORE),
+    "eagle, V1": make_config("eagle", beside=True, **STORE),
+    "publisher": make_config("eagle", publishes=True),
+    "V2": make_config("ngram_gpu", v2=True, is_async=True),
+    "async": make_config("ngram_gpu", is_async=True),
+    "V1 store": make_config("ngram_gpu", **STORE),
+    "V2 store": make_config("ngram", v2=True, **STORE),
+    "beside": make_config("eagle", v2=True, beside=True, **STORE),
+    "store of a publisher": make_config("ngram_gpu", publishes=True, **STORE),
+    "V1 ngram": make_config("ngram", **ONE_TENANT),
+    "custom class": make_config("custom_class", v2=True, **ONE_TENANT),
 }
+HIDES_KEYS = "V1 ngram", "custom class"
+PUBLISHES = "publisher", "store of a publisher"
+HAS_STORE = "V1 store", "V2 store", "beside", "store of a publisher", *HIDES_KEYS
+
+
+def reject(engines: Iterable[str], message: str) -> dict[str, str]:
+    return dict.fromkeys(engines, f"^ngram_npu: {message}")
+
+
+def make_invalid_argument(key: str, value: Any, message: str) -> tuple[Any, dict[str, str]]:
+    return {"extra_args": {key: value}}, reject(ENGINES, message)
+
+
+ADAPTER = {"adapter": SimpleNamespace(lora_name="x")}
+HIDDEN = ".*: expected none, got one: this engine's runner does not know it"
+PUBLISHED = reject(PUBLISHES, "ngram_npu_store: expected true, got false: this engine publishes")
+NO_STRING = "scope_of_request: .* expected str or None"
+REQUESTS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {}),
+    ({"salt": ""}, {}),  # vLLM ignores an empty salt
+    ({"salt": "a"}, reject(HIDES_KEYS, HIDDEN)),
+    (ADAPTER, reject(HIDES_KEYS, HIDDEN)),
+    # The OpenAI server turns false into 0.
+    *(
+        ({"extra_args": {"ngram_npu_store": value}}, reject(HIDES_KEYS, HIDDEN) | PUBLISHED)
+        for value in (False, 0)
+    ),
+    *(({"extra_args": {"ngram_npu_store": value}}, {}) for value in (True, 1)),
+    ({"extra_args": {"other": 1, 7: 1}}, {}),
+    # vLLM counts placeholders as tokens (vllm#32642).
+    ({"min_tokens": 3}, reject(["async"], "min_tokens: expected none, got 3: with 'ngram_gpu' in")),
+    # The runner does not receive the cache salts of later parts of a streamed prompt.
+    ({"resumable": True}, reject(HAS_STORE, "streaming input: expected none with a store")),
+    *(({"salt": salt}, reject(HAS_STORE, NO_STRING)) for salt in (7, b"a", ["a"])),
+    ({"adapter": SimpleNamespace(lora_name=7)}, reject(HAS_STORE, NO_STRING)),
+    make_invalid_argument("ngram_npu_stor", False, r"unknown key 'ngram_npu_stor' in .*vllm_xargs"),
+    make_invalid_argument("NGRAM_NPU_STORE", False, "unknown key 'NGRAM_NPU_STORE' in extra_args"),
+    make_invalid_argument(
+        "ngram-npu.store", False, r"unknown key 'ngram-npu\.store' in extra_args"
+    ),
+    make_invalid_argument("ngram_npu_scope", "a", "ngram_npu_scope in .*: this key was removed: "),
+    make_invalid_argument("ngram_npu_k", 1, "ngram_npu_k in .*: this key was removed: "),
+    *(
+        make_invalid_argument(
+            "ngram_npu_store", value, f".*: expected true or false, got {value!r}"
+        )
+        for value in (None, 2, -1, 0.5, "false", "")
+    ),
+]
 
 
 @pytest.mark.usefixtures("vllm_modules")
-def test_method_runner_and_options_determine_rules() -> None:
-    rules = {
-        name: request_scopes.make_rules(vllm_config) for name, (vllm_config, _) in ENGINES.items()
-    }
-    assert rules == {name: expected for name, (_, expected) in ENGINES.items()}
+@pytest.mark.parametrize("engine", ENGINES)
+def test_request_that_an_engine_cannot_serve_is_a_client_error(engine: str) -> None:
+    error = sys.modules[request_scopes.EXCEPTIONS_MODULE].VLLMValidationError  # HTTP 400
+    for request, messages in REQUESTS:
+        if engine in messages:
+            with pytest.raises(error, match=messages[engine]) as raised:
+                process_request(ENGINES[engine], **request)
+            assert isinstance(raised.value, ValueError)
+        else:
+            process_request(ENGINES[engine], **request)
+
+
+@pytest.mark.usefixtures("vllm_modules")
+def test_engine_without_speculation_accepts_all_keys() -> None:
     vllm_config = make_config("ngram")
     vllm_config.speculative_config = None
-    assert request_scopes.make_rules(vllm_config) == Rules()
-
-
-@pytest.mark.usefixtures("vllm_modules")
-@pytest.mark.parametrize("name", KEYS)
-def test_request_with_a_key_is_accepted_unless_the_runner_does_not_know_it(name: str) -> None:
-    for engine in ("ngram", "eagle", "beside", "ngram_gpu", "V2 ngram"):
-        process_request(engine, **KEYS[name])
-    for engine in ("V1 ngram", "custom class"):
-        process_request(engine)
-        process_request(engine, {"ngram_npu_store": True}, salt="")
-        with pytest.raises(ValueError, match=f"ngram_npu: {name}: expected none, got one: this en"):
-            process_request(engine, **KEYS[name])
-
-
-@pytest.mark.usefixtures("vllm_modules")
-def test_text_that_is_published_cannot_be_kept_out_of_stores() -> None:
-    for engine in ("publisher", "publisher with a store"):
-        for value in (True, 1):
-            process_request(engine, {"ngram_npu_store": value})
-        for value in (False, 0):
-            with pytest.raises(ValueError, match="ngram_npu_store: expected true, got false: this"):
-                process_request(engine, {"ngram_npu_store": value})
-
-
-@pytest.mark.usefixtures("vllm_modules")
-def test_min_tokens_with_asynchronous_v1_raises() -> None:
-    """vLLM counts placeholders as tokens (vllm#32642)."""
-    for engine in ("ngram", "ngram_gpu", "V2 ngram_gpu", "eagle"):
-        process_request(engine, min_tokens=3)
-    process_request("async ngram_gpu")
-    with pytest.raises(ValueError, match="ngram_npu: min_tokens: expected none, got 3: "):
-        process_request("async ngram_gpu", min_tokens=3)
-
-
-@pytest.mark.usefixtures("vllm_modules")
-def test_streaming_input_with_a_store_raises() -> None:
-    """The runner does not receive the cache salts of later parts of a streamed prompt."""
-    for name in ("ngram", "eagle"):
-        assert process_request(name, resumable=True).resumable
-    with pytest.raises(ValueError, match="ngram_npu: streaming input: expected none with a store"):
-        process_request("V2 ngram", resumable=True)
+    process_request(vllm_config, {"ngram_npu_store": False}, "a", **ADAPTER, min_tokens=3)
 
 
 @pytest.mark.usefixtures("vllm_modules")
@@ -222,42 +220,10 @@ def test_misspelled_option_is_ignored_with_another_custom_class(
     assert process_request(make_config("custom_class"), salt="a").cache_salt == "a"
 
 
-INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
-    ({"extra_args": {"ngram_npu_stor": False}}, "unknown key 'ngram_npu_stor' in extra_args .over"),
-    ({"extra_args": {"NGRAM_NPU_STORE": False}}, "unknown key 'NGRAM_NPU_STORE' in"),
-    ({"extra_args": {"ngram-npu.store": False}}, "unknown key 'ngram-npu.store' in"),
-    ({"extra_args": {"ngram_npu_scope": "a"}}, "ngram_npu_scope in .*: this key was removed: "),
-    ({"extra_args": {"ngram_npu_k": 1}}, "ngram_npu_k in .*: this key was removed: "),
-    *(
-        ({"extra_args": {"ngram_npu_store": value}}, f"expected true or false, got {value!r}")
-        for value in (None, 2, -1, 0.5, "false", "")
-    ),
-]
-
-
-@pytest.mark.usefixtures("vllm_modules")
-@pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V1 ngram"])
-def test_invalid_key_of_a_request_is_a_client_error(name: str) -> None:
-    error = sys.modules[request_scopes.EXCEPTIONS_MODULE].VLLMValidationError  # HTTP 400
-    process_request(name, {"other": 1, 7: 1})
-    for request, message in INVALID_REQUESTS:
-        with pytest.raises(error, match=f"^ngram_npu: .*{message}"):
-            process_request(name, **request)
-
-
-@pytest.mark.usefixtures("vllm_modules")
-@pytest.mark.parametrize("salt", [7, b"a", ["a"]])
-def test_key_of_another_type_raises_if_there_is_a_store(salt: Any) -> None:
-    process_request("ngram", salt=salt)
-    for request in ({"salt": salt}, {"adapter": SimpleNamespace(lora_name=salt)}):
-        with pytest.raises(ValueError, match=r"ngram_npu: scope_of_request: .* str or None"):
-            process_request("ngram_gpu", **request)
-
-
 @pytest.mark.usefixtures("vllm_modules")
 def test_asynchronous_engine_rejects_a_request_before_its_response_begins() -> None:
     """vLLM's function is a generator, whose body begins when a streaming response has begun."""
-    engine = sys.modules[request_scopes.ENGINE_MODULE].AsyncLLM(ENGINES["V1 ngram"][0])
+    engine = sys.modules[request_scopes.ENGINE_MODULE].AsyncLLM(ENGINES["V1 ngram"])
     params = SimpleNamespace(extra_args=None)
     for prompt, adapter in (({"cache_salt": "a"}, None), ({}, SimpleNamespace(lora_name="x"))):
         with pytest.raises(ValueError, match="expected none, got one"):
@@ -293,11 +259,11 @@ def test_request_with_salt_raises_if_scheduler_omits_salts(
 ) -> None:
     assert old_text in SCHEDULER_SOURCE + REQUEST_SOURCE
     import_vllm(vllm, **{old_text: new_text})
-    for name in ("ngram_gpu", "V2 ngram", "beside"):
-        process_request(name)
+    for name in ("V1 store", "V2 store", "beside"):
+        process_request(ENGINES[name])
         with pytest.raises(ValueError, match="cache_salt: expected none"):
-            process_request(name, salt="a")
-    assert process_request("ngram", salt="a").cache_salt == "a"
+            process_request(ENGINES[name], salt="a")
+    assert process_request(ENGINES["ngram"], salt="a").cache_salt == "a"
 
 
 @pytest.mark.parametrize(
