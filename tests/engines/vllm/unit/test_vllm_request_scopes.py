@@ -178,15 +178,11 @@ REQUESTS: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"adapter": SimpleNamespace(lora_name=7)}, reject(HAS_STORE, NO_STRING)),
     make_invalid_argument("ngram_npu_stor", False, r"unknown key 'ngram_npu_stor' in .*vllm_xargs"),
     make_invalid_argument("NGRAM_NPU_STORE", False, "unknown key 'NGRAM_NPU_STORE' in extra_args"),
-    make_invalid_argument(
-        "ngram-npu.store", False, r"unknown key 'ngram-npu\.store' in extra_args"
-    ),
+    make_invalid_argument("ngram-npu.store", False, r"unknown key 'ngram-npu\.store' in extra"),
     make_invalid_argument("ngram_npu_scope", "a", "ngram_npu_scope in .*: this key was removed: "),
     make_invalid_argument("ngram_npu_k", 1, "ngram_npu_k in .*: this key was removed: "),
     *(
-        make_invalid_argument(
-            "ngram_npu_store", value, f".*: expected true or false, got {value!r}"
-        )
+        make_invalid_argument("ngram_npu_store", value, f".* true or false, got {value!r}")
         for value in (None, 2, -1, 0.5, "false", "")
     ),
 ]
