@@ -143,7 +143,8 @@ class Drafter:
         int64: bool = False,
     ) -> Drafts[Any]:
         """Returns drafts for rows that contain the sampled tokens already. Padded drafts continue
-        with the text that they follow, and then with the request's newest token.
+        with the text that they follow, and then with the request's newest token. Otherwise, tokens
+        behind a draft's length are unspecified.
 
         Args:
             tokens, lengths: [R, S] and [R] int32, the rows and their lengths.
@@ -160,7 +161,7 @@ class Drafter:
         if self._store is not None:
             drafts = self._draft_from_store(tokens, lengths, rows, num_sampled, scopes, drafts)
         if self._ends_drafts:
-            self.costs.end_drafts(*drafts)
+            self.costs.limit_counts(drafts.num_draft_tokens, drafts.match_len, drafts.agreement)
         return drafts
 
     @exit_worker_on_error
