@@ -254,8 +254,8 @@ class Drafter:
     ) -> Drafts[Any]:
         """Stores the text of a step, and replaces drafts by text of the store that follows a longer
         n-gram."""
-        self.store_text(tokens, lengths, rows, num_sampled, scopes)
         if not drafts.draft_token_ids.shape[1]:
+            self.store_text(tokens, lengths, rows, num_sampled, scopes)
             return drafts
         agreement: Any = (
             np.empty_like(drafts.match_len)
@@ -263,12 +263,14 @@ class Drafter:
             else torch.empty_like(drafts.match_len)
         )
         assert self._store is not None
-        self._store.propose(
+        self._store.append_and_propose(
             tokens,
             lengths,
             num_sampled,
             row_indices=rows,
             scopes=scopes,
+            max_new=self._max_new,
+            hold_back=self._holds_back,
             draft_token_ids=drafts.draft_token_ids,
             num_draft_tokens=drafts.num_draft_tokens,
             match_len=drafts.match_len,
