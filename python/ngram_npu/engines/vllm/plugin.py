@@ -126,12 +126,13 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
             )
         return
     serve_engine_metrics()
-    platform = importlib.import_module("vllm.platforms").current_platform
+    device_type = importlib.import_module("vllm.platforms").current_platform.device_type
     options = read_options(vllm_config, method)
-    options.check_device(method, platform.device_type)
+    options.check_device(method, device_type)
     check_files(options)
-    # The V2 runner's replacement logs this itself.
-    if method == "ngram_gpu" and (reason := explain_missing_kernels(platform.device_type)):
+    # The replacements of the V2 runner's and of vLLM-Ascend's classes log this themselves.
+    is_v1 = method == "ngram_gpu" and device_type != "npu"
+    if is_v1 and (reason := explain_missing_kernels(device_type)):
         log_refusal(V1_REFUSAL, reason)
 
 
