@@ -117,13 +117,12 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
     is_draft_model = model is draft is not target  # n-gram methods use one object as both
     if getattr(model, "is_submodel_config", False) or is_draft_model:
         return  # this configuration is derived from one that has been checked
-    method = find_method(vllm_config)
+    method, stock = find_method(vllm_config), getattr(speculative, "method", None)
     if method is None:
-        if has_options(vllm_config):
+        # A custom class of another name may derive from ours, and then reads the options.
+        if stock != "custom_class" and has_options(vllm_config):
             in_v2 = getattr(vllm_config, "use_v2_model_runner", False)
-            _warn_about_unused_options(
-                getattr(speculative, "method", None), "V2" if in_v2 else "V1"
-            )
+            _warn_about_unused_options(stock, "V2" if in_v2 else "V1")
         return
     serve_engine_metrics()
     device_type = importlib.import_module("vllm.platforms").current_platform.device_type

@@ -497,7 +497,6 @@ def test_invalid_options_raise_when_the_configuration_is_created(
     [
         ("eagle", False, {"beside": True, "store_file": "f"}),
         ("eagle", True, {"beside": False}),
-        ("custom_class", True, {"lokup": "auto"}),
         (None, True, {"lokup": "auto"}),
     ],
 )
@@ -509,6 +508,7 @@ def test_options_of_an_engine_that_ngram_npu_does_not_serve_are_warned_about_onc
     settings: dict[str, Any],
 ) -> None:
     assert config_class(make_engine_config(method, in_v2)).validated
+    assert config_class(make_engine_config("custom_class", in_v2, **settings)).validated
     assert caplog.messages == []
     for _ in range(2):
         assert config_class(make_engine_config(method, in_v2, **settings)).validated
