@@ -8,12 +8,14 @@ build/suffix-decoding, which git ignores. Needs cmake, ninja and a C++ compiler.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,26 +29,30 @@ FOLDER = ROOT / "build" / "suffix-decoding"
 K = 8
 
 
-def load_tree_class() -> Any:
-    """Returns Arctic's class SuffixTree, after downloading and compiling it if needed."""
-    if not list(FOLDER.glob("out/_C.*")):
+def build_package() -> Path:
+    """Returns the folder with the package arctic_inference, after downloading it and compiling its
+    suffix tree if needed."""
+    package = FOLDER / f"arctic_inference-{VERSION}"
+    target = package / "arctic_inference" / "suffix_decoding"
+    if not list(target.glob("_C.*")):
         pip = [sys.executable, "-m", "pip"]
         source = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
         _run(*pip, *source, f"arctic-inference=={VERSION}", "--dest", str(FOLDER))
         _run(*pip, "install", "--target", str(FOLDER / "nanobind"), f"nanobind=={NANOBIND}")
-        with tarfile.open(FOLDER / f"arctic_inference-{VERSION}.tar.gz") as archive:
+        with tarfile.open(FOLDER / f"{package.name}.tar.gz") as archive:
             archive.extractall(FOLDER, filter="data")
-        tree = FOLDER / f"arctic_inference-{VERSION}" / "csrc" / "suffix_decoding"
+        tree, build = package / "csrc" / "suffix_decoding", FOLDER / "out"
         python = f"-DPython_EXECUTABLE={sys.executable}"
-        _run("cmake", "-S", str(tree), "-B", str(FOLDER / "out"), "-G", "Ninja", python)
-        _run("cmake", "--build", str(FOLDER / "out"))
-    library = next(FOLDER.glob("out/_C.*"))
-    spec = importlib.util.spec_from_file_location("arctic._C", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.SuffixTree
+        _run("cmake", "-S", str(tree), "-B", str(build), "-G", "Ninja", python)
+        _run("cmake", "--build", str(build))
+        shutil.copy(next(build.glob("_C.*")), target)
+    return package
+
+
+def load_tree_class() -> Any:
+    """Returns Arctic's class SuffixTree."""
+    sys.path.append(str(build_package()))
+    return importlib.import_module("arctic_inference.suffix_decoding._C").SuffixTree
 
 
 def _run(*command: str) -> None:
