@@ -60,7 +60,8 @@ def test_options_of_each_source_are_read(environment: pytest.MonkeyPatch, source
 def test_variables_that_are_no_options_are_ignored(environment: pytest.MonkeyPatch) -> None:
     """Kubernetes sets these for a service named ``ngram-npu-vllm``."""
     environment.setenv("NGRAM_NPU_VLLM_SERVICE_HOST", "10.0.0.1")
-    environment.setenv("NGRAM_NPU_VLLM_PORT", "tcp://10.0.0.1:80")
+    for name in ("SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_PROTO"):
+        environment.setenv(f"NGRAM_NPU_VLLM_{name}", "tcp://10.0.0.1:80")
     assert _read_options("v2").sources == ()
 
 

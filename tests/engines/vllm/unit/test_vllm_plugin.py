@@ -529,8 +529,10 @@ def test_wheel_without_kernels_for_the_device_is_warned_about_once(
     runner: Any = importlib.import_module(RUNNER)
     assert list_replaced_names(runner) == set()
     assert caplog.messages == []  # the engine may use another method
-    for method in ("ngram", "ngram_gpu"):
-        assert config_class(make_engine_config(method, in_v2=False)).validated
+    for method, in_v2 in (("ngram", False), ("ngram_gpu", True)):  # which logs it in its runner
+        assert config_class(make_engine_config(method, in_v2)).validated
+    assert caplog.messages == []
+    assert config_class(make_engine_config("ngram_gpu", in_v2=False)).validated
     prefix = f"ngram_npu: not enabled{plugin.V1_REFUSAL}: no kernels for cuda: "
     assert [line.startswith(prefix) for line in caplog.messages] == [True]
 
