@@ -7,8 +7,10 @@ from ngram_npu.store.identifiers import (
     SHARED_SCOPE,
     Scope,
     scope_of,
+    scope_of_request,
     tokenizer_digest,
 )
+from ngram_npu.store.integrity import IntegrityError
 from ngram_npu.store.store import DEFAULT_TOKENS, NgramStore, StoreStatistics
 
 __all__ = [
@@ -16,10 +18,12 @@ __all__ = [
     "DEFAULT_TOKENS",
     "PRIVATE_SCOPE",
     "SHARED_SCOPE",
+    "IntegrityError",
     "NgramStore",
     "Scope",
     "StoreFileError",
     "StoreStatistics",
     "scope_of",
+    "scope_of_request",
     "tokenizer_digest",
 ]

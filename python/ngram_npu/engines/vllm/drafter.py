@@ -19,11 +19,10 @@ import ngram_npu._C as _C
 from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm.feed.insertion import TextInserter
 from ngram_npu.engines.vllm.metrics import StoreMetrics, call_repeatedly
-from ngram_npu.engines.vllm.options import Options, exchanges_scopes
+from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.ranks import Ranks, compare_ranks, exit_worker_on_error, is_first_rank
-from ngram_npu.engines.vllm.request_scopes import require_scope_checks
-from ngram_npu.engines.vllm.scopes import find_scope
+from ngram_npu.engines.vllm.request_scopes import find_scope, require_request_checks
 from ngram_npu.engines.vllm.shared_store import SharedStore
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 from ngram_npu.ops import workspace_size
@@ -49,7 +48,7 @@ class Drafter:
         device: Device of the runner's rows; None: the rows are arrays.
         label: Name of the method, for the log.
         pads: Whether the runner verifies ``num_speculative_tokens`` tokens of every request.
-        has_scopes: Whether the runner passes on the scopes of requests.
+        has_scopes: Whether the runner passes on ``cache_salt`` and adapter of requests.
         holds_back: Whether the runner learns only with the next step which requests have ended.
         compares_ranks: Whether the drafts of all ranks must be equal.
 
@@ -79,7 +78,6 @@ class Drafter:
             self._lookup_arguments["fill"] = self._limit_arguments["fill"] = True
         self._ends_drafts = config.min_draft_probability is not None
         self._holds_back, self._max_new = holds_back, config.k + 1
-        self._exchanges_scopes = exchanges_scopes(vllm_config)
         self._workspace: torch.Tensor | None = None
         # Allocated before vLLM measures how much memory is left for its KV cache.
         if device is not None and device.type != "cpu":
@@ -87,7 +85,7 @@ class Drafter:
             self._workspace = torch.zeros(size, dtype=torch.int32, device=device)
         self.shared_store: SharedStore | None = None
         if options.store:
-            require_scope_checks()
+            require_request_checks()
             self.shared_store = SharedStore(vllm_config, options, device, has_scopes=has_scopes)
         digest = "" if self.shared_store is None else self.shared_store.digest
         ranks = compare_ranks(vllm_config, options, digest) if compares_ranks else Ranks()
@@ -120,9 +118,8 @@ class Drafter:
 
     def find_scope(self, lora_request: Any, sampling_params: Any, cache_salt: str | None) -> Scope:
         """Returns the scope of a request in the store."""
-        return find_scope(
-            lora_request, sampling_params, cache_salt, is_exchanged=self._exchanges_scopes
-        )
+        is_private = self.options.scope == "private"
+        return find_scope(lora_request, sampling_params, cache_salt, is_private=is_private)
 
     def begin_request(self, row: int) -> None:
         """Announces that another request begins in a row. A runner that cannot say so need not: the
@@ -143,7 +140,8 @@ class Drafter:
         int64: bool = False,
     ) -> Drafts[Any]:
         """Returns drafts for rows that contain the sampled tokens already. Padded drafts continue
-        with the text that they follow, and then with the request's newest token.
+        with the text that they follow, and then with the request's newest token. Otherwise, tokens
+        behind a draft's length are unspecified.
 
         Args:
             tokens, lengths: [R, S] and [R] int32, the rows and their lengths.
@@ -160,7 +158,7 @@ class Drafter:
         if self._store is not None:
             drafts = self._draft_from_store(tokens, lengths, rows, num_sampled, scopes, drafts)
         if self._ends_drafts:
-            self.costs.end_drafts(*drafts)
+            self.costs.limit_counts(drafts.num_draft_tokens, drafts.match_len, drafts.agreement)
         return drafts
 
     @exit_worker_on_error
@@ -253,8 +251,8 @@ class Drafter:
     ) -> Drafts[Any]:
         """Stores the text of a step, and replaces drafts by text of the store that follows a longer
         n-gram."""
-        self.store_text(tokens, lengths, rows, num_sampled, scopes)
         if not drafts.draft_token_ids.shape[1]:
+            self.store_text(tokens, lengths, rows, num_sampled, scopes)
             return drafts
         agreement: Any = (
             np.empty_like(drafts.match_len)
@@ -262,12 +260,14 @@ class Drafter:
             else torch.empty_like(drafts.match_len)
         )
         assert self._store is not None
-        self._store.propose(
+        self._store.append_and_propose(
             tokens,
             lengths,
             num_sampled,
             row_indices=rows,
             scopes=scopes,
+            max_new=self._max_new,
+            hold_back=self._holds_back,
             draft_token_ids=drafts.draft_token_ids,
             num_draft_tokens=drafts.num_draft_tokens,
             match_len=drafts.match_len,
