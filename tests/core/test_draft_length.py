@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from ngram_npu.draft_length import MAX_SECONDS, Change, DraftLengthController
+from ngram_npu.draft_length import Change, DraftLengthController
 
 GetTime = Callable[[int, int], float]
 """Returns the seconds of a step with a draft length, given the number of the step."""
@@ -137,18 +137,18 @@ def test_two_newest_bursts_replace_times_that_they_contradict() -> None:
     assert later[2][2] > 8, "chosen"
 
 
-def test_median_of_five_bursts_is_used() -> None:
+def test_median_of_the_newest_five_bursts_is_used() -> None:
     engine = make_engine(5, num_accepted=5)
     engine.run(16, lambda step, length: 0.01)
-    ratios = [5.98, 5.98, 5.8, 5.8, 5.8]  # six tokens; the median of four gains 1.9 %
+    ratios = [5.98] * 4 + [5.8] * 3  # six tokens; 5.98 gains less than 2 %
 
     def get_time(step: int, length: int) -> float:
-        return 0.01 * ratios[min(len(engine.find_bursts()), 5) - 1] if length else 0.01
+        return 0.01 * ratios[min(len(engine.find_bursts()), 7) - 1] if length else 0.01
 
-    engine.run(600, get_time)
+    engine.run(800, get_time)
     bursts = engine.find_bursts()
-    assert [count for _, _, count in bursts[:5]] == [4] * 5
-    assert bursts[5][2] > 8, "chosen"
+    assert [count for _, _, count in bursts[:7]] == [4] * 7
+    assert bursts[7][2] > 8, "chosen"
 
 
 def test_times_of_other_kinds_of_steps_are_not_compared() -> None:
@@ -200,6 +200,45 @@ def test_times_of_the_last_300_steps_are_compared(pause: int, is_compared: bool)
         controller.observe_step(8, 0, 0.01)
     known = "an unknown time" not in controller.describe_measurements()
     assert known == is_compared
+
+
+def observe(
+    controller: DraftLengthController, *steps: tuple[int, int, float], kind: str = ""
+) -> None:
+    """Observes steps, given as number, draft length and seconds."""
+    for count, length, seconds in steps:
+        for _ in range(count):
+            controller.observe_step(8, length, seconds, kind=kind)
+
+
+def test_newest_16_times_of_the_chosen_length_are_compared() -> None:
+    controller = DraftLengthController((0, 5), 8)
+    observe(controller, (12, 0, 0.03), (12, 0, 0.01), (4, 0, 0.02), (3, 5, 0.02), (1, 0, 0.01))
+    assert "takes 2.00 times as long" in controller.describe_measurements()
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1.2, 1.0), (1.3, 1.3), (0.83, 1.0), (0.77, 0.77)])
+def test_two_bursts_contradict_the_others_if_they_differ_by_a_quarter(
+    ratio: float, expected: float
+) -> None:
+    controller = DraftLengthController((0, 5), 8)
+    for burst in (1.0, 1.0, 1.0, ratio, ratio):
+        observe(controller, (4, 0, 0.01), (3, 5, 0.01 * burst), (1, 0, 0.01))
+    assert f"takes {expected:.2f} times as long" in controller.describe_measurements()
+
+
+def test_kinds_of_steps_that_no_longer_occur_lose_their_weight() -> None:
+    controller = DraftLengthController((0, 5), 8)
+    for kind, seconds in (("before", 0.01), ("now", 0.03)):
+        observe(controller, (2560, 0, 0.01), (3, 5, seconds), (1, 0, 0.01), kind=kind)
+    assert "takes 2.94 times as long" in controller.describe_measurements()
+
+
+@pytest.mark.parametrize(("seconds", "is_used"), [(59.0, True), (60.0, False)])
+def test_times_from_a_minute_on_are_not_used(seconds: float, is_used: bool) -> None:
+    controller = DraftLengthController((0, 5), 8)
+    observe(controller, (8, 0, 50.0), (3, 5, seconds), (1, 0, 50.0))
+    assert ("an unknown time" not in controller.describe_measurements()) == is_used
 
 
 def test_outlier_counts_at_most_as_if_all_tokens_took_their_full_time() -> None:
@@ -276,7 +315,7 @@ def test_invalid_observations_keep_lengths_in_bounds() -> None:
         assert len(controller.table) == 17
 
 
-@pytest.mark.parametrize("seconds", [None, 0.0, -1.0, math.nan, math.inf, MAX_SECONDS])
+@pytest.mark.parametrize("seconds", [None, 0.0, -1.0, math.nan, math.inf, 60.0])
 def test_length_without_usable_times_is_tried_but_never_chosen(seconds: float | None) -> None:
     engine = make_engine(num_accepted=5)
     engine.run(1000, lambda step, length: seconds if length else 0.01)  # type: ignore[arg-type,return-value]
