@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
@@ -113,21 +114,22 @@ def simulate(
     table: Mapping[int, int] | None = None,
 ) -> float:
     """Returns tokens per second of steps with these batch sizes, whose rows begin at random
-    positions of the text. Without a draft length for each batch size, the controller chooses."""
+    positions of the text: the geometric mean over batch sizes. Without a `table`, the controller
+    chooses the draft lengths."""
     rng = np.random.default_rng(batches[0])
     positions = rng.integers(0, len(num_accepted), max(batches))
     controller = DraftLengthController(
         LENGTHS, max(batches), is_allowed=lambda batch, k: batch * (1 + k) <= MAX_TOKENS
     )
-    num_tokens, seconds = 0, 0.0
+    num_tokens, seconds = (defaultdict[int, float](float) for _ in range(2))
     length = previous_length = table[batches[0]] if table else 0
     for step, batch in enumerate(batches):
         accepted = np.minimum(num_accepted[positions[:batch]], length)
         positions[:batch] = (positions[:batch] + accepted + 1) % len(num_accepted)
         time = curve(batch, length)
         if step >= FIRST_STEPS:
-            num_tokens += int(accepted.sum()) + batch
-            seconds += time
+            num_tokens[batch] += int(accepted.sum()) + batch
+            seconds[batch] += time
         if table is not None:
             length = table[batches[min(step + 1, len(batches) - 1)]]
             continue
@@ -139,7 +141,7 @@ def simulate(
         is_comparable = length == previous_length
         controller.observe_step(batch, length, measured if is_comparable else None)
         previous_length, length = length, next_length
-    return num_tokens / seconds
+    return geometric_mean(num_tokens[batch] / seconds[batch] for batch in num_tokens)
 
 
 def compare(

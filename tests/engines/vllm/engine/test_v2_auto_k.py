@@ -118,7 +118,7 @@ def test_text_is_equal_when_draft_lengths_change(
         scheduler = find_scheduler(engine)
         observer = getattr(scheduler, scheduler_module.ATTRIBUTE).observer
         controller = observer.controller = RandomLengths(observer.controller)
-        assert controller.lengths == (0, 2, 4)
+        assert controller.lengths == (0, 4)
         texts = _generate_with_aborts(engine, model)
         assert texts == [longer[: len(text)] for longer, text in zip(expected, texts, strict=True)]
         assert [len(text) for text in texts].count(MAX_TOKENS) == NUM_REQUESTS - NUM_ABORTED
@@ -126,7 +126,7 @@ def test_text_is_equal_when_draft_lengths_change(
         assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
             "expected no error in the observer"
         )
-    assert controller.verified_lengths == {0, 2, 4}
+    assert controller.verified_lengths == {0, 4}
     assert preemptions > 0
     assert num_accepted > 50
 
@@ -138,7 +138,7 @@ def test_controller_chooses_only_its_lengths(model: Path) -> None:
         assert {*scheduler.dynamic_sd_lookup[1:]} == {0}
         for _ in range(3):
             _generate(engine, model)
-            assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 2, 4}
+            assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 4}
         assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
             "expected no error in the observer"
         )
