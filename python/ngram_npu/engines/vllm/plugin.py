@@ -68,6 +68,7 @@ V2_FACTORY = "init_speculator"
 CONFIG = "vllm.config.vllm"
 V2_REFUSAL = " for the V2 runner, which is left as it is"
 
+ASCEND_RUNNER_CLASS = "NPUModelRunner"
 ASCEND_FACTORY = "vllm_ascend.spec_decode"
 ASCEND_HOST = "AscendNgramProposer"
 ASCEND_DEVICE = "AscendNgramProposerNPU"
@@ -118,8 +119,7 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
     method = find_method(vllm_config)
     if method is not None:
         serve_engine_metrics()
-        platform = importlib.import_module("vllm.platforms").current_platform
-        read_options(vllm_config, method).check_device(method, platform.device_type)
+        read_options(vllm_config, method)
 
 
 def _replace_sync(module: Any) -> str | None:
@@ -269,8 +269,10 @@ def install_ascend() -> None:
             replace = functools.partial(_replace_ascend, names=names)
             refused = f" for {label}, {version} is left as it is"
             replace_after_import(ASCEND_RUNNER, replace, f"{label} of vllm-ascend", refused)
+        request_scopes.install_v1(runner, ASCEND_RUNNER_CLASS)
         _install_correction(runner, lambda: "npu")
 
+    run_after_import(RUNNER, insertion.install_v1)  # whose constructor vLLM-Ascend's runner calls
     run_after_import(ASCEND_RUNNER, install_v1)
     install_v2(ASCEND_V2_MODULE, "AscendNgramSpeculator", "ascend_v2")
 

@@ -15,11 +15,12 @@ import ngram_npu_vllm_plugin
 import pytest
 import torch
 from conftest import FakeVLLM
-from fake_engine import CPU, K, RequestState, StandaloneARSpeculator, make_config
+from fake_engine import CPU, STORE, K, RequestState, StandaloneARSpeculator, make_config
 from ngram_npu import _library
 from ngram_npu.engines.vllm import ascend, options, plugin, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
-from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
+from ngram_npu.engines.vllm.feed import insertion
+from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, is_wrapped
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import NgramSpeculator
 
@@ -115,6 +116,10 @@ from vllm_ascend.spec_decode import (
     AscendNgramProposer, AscendNgramProposerNPU, get_spec_decode_method
 )
 """
+ASCEND_RUNNER_SOURCE = """
+class NPUModelRunner:
+    def _update_states(self, scheduler_output): ...
+"""
 ASCEND_LAUNCHER_SOURCE = """
 def triton_ngram_spec_decode(
     token_ids, num_tokens_no_spec, sampled_token_ids, discard_request_mask, vocab_size, min_n,
@@ -127,7 +132,7 @@ SOURCES = {
     RUNNER: V1_ASYNC_SOURCE,
     V2_MODULE: V2_SOURCE,
     plugin.ASCEND_FACTORY: ASCEND_FACTORY_SOURCE,
-    ASCEND_RUNNER: ASCEND_IMPORTS_SOURCE + ASCEND_LAUNCHER_SOURCE,
+    ASCEND_RUNNER: ASCEND_IMPORTS_SOURCE + ASCEND_RUNNER_SOURCE + ASCEND_LAUNCHER_SOURCE,
     plugin.ASCEND_V2_MODULE: V2_SOURCE.replace("NgramGPU", "AscendNgram"),
 }
 REPLACEABLE_NAMES = (
@@ -457,7 +462,6 @@ def test_options_are_checked_when_the_configuration_is_created(
     vllm: FakeVLLM, method: str | None, in_v2: bool, settings: dict[str, Any], message: str | None
 ) -> None:
     vllm.write_module("vllm.config.__init__", "")
-    vllm.write_module("vllm.platforms", "class current_platform: device_type = 'cuda'\n")
     vllm.write_module(plugin.CONFIG, CONFIG_SOURCE)
     config_class = vllm.install_and_import(plugin.CONFIG).VllmConfig
     vllm_config = make_config(**settings)
@@ -605,6 +609,21 @@ def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
         assert isinstance(created, drafter)
         assert getattr(runner, drafter.__name__) is drafter
     assert runner.triton_ngram_spec_decode is ascend.triton_ngram_spec_decode
+
+
+@pytest.mark.usefixtures("npu_kernels")
+def test_ascend_runner_keeps_salts_and_inserts_fed_text(vllm: FakeVLLM) -> None:
+    """vLLM-Ascend's runner derives from vLLM's, and overrides its ``_update_states``."""
+    stock = "class GPUModelRunner:\n    def __init__(self): ...\n"
+    stock += "    def execute_model(self, scheduler_output): ...\n"
+    vllm.write_module(RUNNER, stock)
+    runner = import_changed(vllm, ASCEND_RUNNER)
+    npu_runner = runner.NPUModelRunner()
+    ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, npu_runner)
+    with pytest.raises(ValueError, match="store: expected a runner that passes on the scopes"):
+        ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, object())
+    wrapped = importlib.import_module(RUNNER).GPUModelRunner.__init__
+    assert is_wrapped(wrapped, insertion.init_v1)
 
 
 @pytest.mark.usefixtures("npu_kernels")
