@@ -210,6 +210,16 @@ def test_failed_launch_or_unknown_core_count_raises(npu: Npu) -> None:
     )
 
 
+def test_self_test_reports_failed_launches(npu: Npu) -> None:
+    command = ("-m", "ngram_npu_cli", "doctor", "--self-test")
+    assert npu.run(*command).returncode == 0
+    result = npu.run(*command, STAND_IN_FAILS="1")
+    assert result.returncode == 1, result.stderr
+    assert "prepare_inputs, 2 calls: scalar equal" in result.stdout
+    assert result.stdout.count("npu FAILED") == len(OPS)
+    assert "PROBLEM              self-test: prepare_inputs on npu: call 1: " in result.stdout
+
+
 def _change_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None = None) -> str:
     """Copies the package without the named libraries, or with `content` as their content.
 
