@@ -9,19 +9,13 @@ namespace ngram_npu::ascendc {
 // The sampled tokens of the requests in one pass; each row is aligned to 32 bytes.
 class SampledRows : public SampledRowsLayout {
  public:
-  struct Row {
-    const LocalBuffer<int32_t>& rows;
-    int64_t offset;
-    __aicore__ inline int32_t operator[](int64_t t) const { return rows.get(offset + t); }
-  };
-
   __aicore__ inline SampledRows(AscendC::TPipe& pipe, int64_t per_pass)
       : rows_(pipe, per_pass * kSampledTokensStride) {}
 
   __aicore__ inline void load(const TokenRows<const int32_t>& sampled, int64_t first, int64_t count) {
     for (int64_t j = 0; j < count; ++j) rows_.load(j * kSampledTokensStride, sampled[first + j], sampled.capacity);
   }
-  __aicore__ inline Row operator[](int64_t j) const { return {rows_, j * kSampledTokensStride}; }
+  __aicore__ inline UbWords operator[](int64_t j) const { return {rows_, j * kSampledTokensStride}; }
 
  private:
   LocalBuffer<int32_t> rows_;
