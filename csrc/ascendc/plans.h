@@ -116,7 +116,7 @@ LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_
 
 inline LaunchPlan plan(const PrepareNextTokenIdsParams& p, const DeviceProperties& device) {
   return plan_requests(p, device, 64, Kernel::ngram_npu_prepare_next_token_ids, [](int64_t per_pass) {
-    return SampledRowsLayout::ub_bytes(per_pass) + UbWindowLayout<uint8_t>::ub_bytes(per_pass) +
+    return int32_ub_bytes(per_pass * kSampledTokensStride) + UbWindowLayout<uint8_t>::ub_bytes(per_pass) +
            2 * int32_ub_bytes(per_pass);
   });
 }

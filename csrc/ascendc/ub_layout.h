@@ -90,10 +90,6 @@ struct RequestPassLayout {
 
 // Sampled tokens and the drafter's batch (bookkeeping.cpp).
 
-struct SampledRowsLayout {
-  static constexpr int64_t ub_bytes(int64_t per_pass) { return int32_ub_bytes(per_pass * kSampledTokensStride); }
-};
-
 struct StagedBatchLayout {
   static constexpr int64_t ub_bytes(int64_t per_pass) {
     return 2 * int32_ub_bytes(per_pass + 1) + int32_ub_bytes(per_pass);
