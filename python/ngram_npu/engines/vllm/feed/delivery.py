@@ -28,6 +28,7 @@ from ngram_npu.engines.vllm.options import (
     publishes_text,
 )
 from ngram_npu.engines.vllm.patching import format_error, logger
+from ngram_npu.store import SHARED_SCOPE
 from ngram_npu.tensors import Int32Array
 
 ATTRIBUTE = "ngram_npu_texts"
@@ -133,8 +134,13 @@ class TextRows:
 class TextDelivery:
     """Takes text from a reader, and adds it to the outputs of a scheduler."""
 
-    def __init__(self, source: TextSource, num_rows: int) -> None:
+    def __init__(self, source: TextSource, num_rows: int, *, is_private: bool = False) -> None:
+        """
+        Args:
+            is_private: Whether texts without salt and adapter are left out.
+        """
         self._source: TextSource | None = source
+        self._excluded_scope = SHARED_SCOPE if is_private else None
         self.ready = source.ready
         self.closed = threading.Event()
         """Set when the feed has ended."""
@@ -150,7 +156,8 @@ class TextDelivery:
         try:
             pieces: list[Piece] = []
             for text in self._source.take_texts(TOKENS_PER_STEP):
-                pieces += self._rows.split(text)
+                if text.scope != self._excluded_scope:
+                    pieces += self._rows.split(text)
             if pieces:
                 setattr(output, ATTRIBUTE, self._make_step(pieces))
         except Exception as error:
@@ -185,7 +192,8 @@ def make_delivery(vllm_config: Any, options: Options) -> TextDelivery | None:
     except Exception as error:
         logger.error("ngram_npu: store_feed is off: %s", format_error(error))
         return None
-    text_delivery = TextDelivery(source, options.num_text_rows)
+    is_private = options.scope == "private"
+    text_delivery = TextDelivery(source, options.num_text_rows, is_private=is_private)
     metrics = FeedMetrics(vllm_config)
     call_repeatedly(lambda: metrics.update(source.get_counters()), text_delivery.closed)
     return text_delivery
