@@ -100,13 +100,6 @@ class RowDrafter(Drafter):
             )
 
 
-def is_warm_up(input_batch: Any) -> bool:
-    """Returns whether vLLM's worker made up this step's requests to warm its kernels. It names them
-    like ``_warmup_0_``; to the ids of others it appends random digits."""
-    first = input_batch.req_ids[:1]
-    return any(n.startswith("_") and "warmup_" in n and n.endswith("_") for n in first)
-
-
 def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any) -> None:
     """Wraps ``GPUModelRunner.add_requests``: passes the data of new requests, and fed texts, to
     the speculator. The runner calls the function in every step, also without requests."""
@@ -209,7 +202,7 @@ class NgramSpeculator:
                 (default: k); none with ``skip_drafts``, which only newer versions pass.
         """
         drafter = self.ngram_npu
-        if dummy_run or is_warm_up(input_batch):
+        if dummy_run:
             shape = input_batch.num_reqs, drafter.k
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ops.reference import merge_drafts_, ngram_propose
+from toy_speculators import CandidateSpeculator, SuccessorSpeculator
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
@@ -79,6 +80,10 @@ METHODS = {
     "adaptive": make_beside_method("draft_model", **ADAPTIVE),
     "draft-store": make_beside_method("draft_model", STORE),
     "eagle-store": make_beside_method("eagle", STORE),
+    "successors": replace(
+        make_beside_method("draft_model", METRICS), speculator=SuccessorSpeculator
+    ),
+    "candidates": replace(make_beside_method("draft_model"), speculator=CandidateSpeculator),
 }
 
 REQUEST_COUNTS = {"eagle-small-batches": 8, "mtp": 8}
