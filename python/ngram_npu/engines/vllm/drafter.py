@@ -8,8 +8,6 @@ are arrays on the host or tensors on the runner's device. No step waits for a de
 from __future__ import annotations
 
 import os
-import threading
-from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +16,6 @@ import torch
 import ngram_npu._C as _C
 from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm.feed.insertion import TextInserter
-from ngram_npu.engines.vllm.metrics import StoreMetrics, call_repeatedly
 from ngram_npu.engines.vllm.options import Options, exchanges_scopes
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.ranks import Ranks, compare_ranks, exit_worker_on_error, is_first_rank
@@ -109,10 +106,7 @@ class Drafter:
         log_start(options, label, device)
         if self.shared_store is not None:
             self.shared_store.log_settings()
-            self.shared_store.start_saving(self)
-            closed = threading.Event()
-            Finalize(self, closed.set)
-            call_repeatedly(StoreMetrics(vllm_config, self.shared_store).update, closed)
+            self.shared_store.start_saving(self, vllm_config)
         if device is None:
             self.stats = Stats(self, vllm_config)
         elif options.metrics:
@@ -216,6 +210,14 @@ class Drafter:
             max_new=self._max_new,
             hold_back=self._holds_back,
         )
+        assert self.shared_store is not None
+        self.shared_store.copy_if_due()
+
+    def end_requests(self, scheduler_output: Any) -> None:
+        """Called with what the scheduler sends for each step, also without requests. vLLM sends it
+        once after the last request has ended."""
+        if self.shared_store is not None and not scheduler_output.total_num_scheduled_tokens:
+            self.shared_store.copy_if_due(is_idle=True)
 
     def _look_up(
         self, tokens: Any, lengths: Any, rows: Any, num_sampled: Any, k: int, int64: bool

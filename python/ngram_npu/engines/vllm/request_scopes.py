@@ -214,7 +214,8 @@ def require_scope_checks() -> None:
 
 
 def install_v1(module: Any) -> None:
-    """Makes the V1 runner in ``module`` keep the salts of its requests."""
+    """Makes the V1 runner in ``module`` keep the salts of its requests, and tell its drafter when
+    no request runs."""
     runner = getattr(module, "GPUModelRunner", None)
     stock = getattr(runner, "_update_states", None)
     if inspect.isfunction(stock) and parameter_names(stock) == ["self", "scheduler_output"]:
@@ -231,4 +232,7 @@ def _update_states(stock: Any, runner: Any, scheduler_output: Any) -> Any:
     for new_request in scheduler_output.scheduled_new_reqs:
         state = runner.requests[new_request.req_id]
         state.cache_salt = getattr(new_request, SALT, None)
+    drafter = getattr(getattr(runner, "drafter", None), "ngram_npu", None)
+    if drafter is not None:
+        drafter.end_requests(scheduler_output)
     return result

@@ -107,6 +107,7 @@ def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any)
     if isinstance(drafter, RowDrafter):
         drafter.announced |= {new.req_id: new for new in scheduler_output.scheduled_new_reqs}
         insert_texts(drafter, scheduler_output)
+        drafter.end_requests(scheduler_output)
     stock(runner, scheduler_output)
 
 

@@ -191,7 +191,7 @@ class V1Async(Engine):
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
-        self.runner._update_states(SimpleNamespace(scheduled_new_reqs=requests))
+        self.runner._update_states(make_scheduler_output(*requests))
 
     def end(self, name: str) -> None:
         super().end(name)
@@ -302,6 +302,14 @@ def make_input_batch(rows: list[int], names: list[str] | None = None) -> Any:
     )
 
 
+def make_scheduler_output(*new_requests: Request) -> Any:
+    """Returns the part of a ``SchedulerOutput`` that the adapter reads. Without requests, it is the
+    one after the last request has ended."""
+    return SimpleNamespace(
+        scheduled_new_reqs=new_requests, total_num_scheduled_tokens=len(new_requests)
+    )
+
+
 class V2(Engine):
     """The V2 runner, in which a request stays in its row. The plugin wraps ``add_requests`` of the
     real class ``GPUModelRunner``."""
@@ -332,7 +340,7 @@ class V2(Engine):
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
-        self.add_requests(SimpleNamespace(scheduled_new_reqs=requests))
+        self.add_requests(make_scheduler_output(*requests))
 
     def end(self, name: str) -> None:
         super().end(name)
@@ -351,7 +359,7 @@ class V2(Engine):
         """Runs a step that verified `num_verified` drafts of each request."""
         for name in samples:
             if name not in self.req_states.req_id_to_index:  # The request was preempted.
-                self.add_requests(SimpleNamespace(scheduled_new_reqs=[self.alive[name]]))
+                self.add_requests(make_scheduler_output(self.alive[name]))
         for name, tokens in samples.items():
             self.alive[name].tokens += tokens
             if tokens:
