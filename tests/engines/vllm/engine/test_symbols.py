@@ -22,7 +22,8 @@ for name in waiting:
 importlib.import_module("vllm.v1.engine.core")
 
 def is_ours(value):
-    value = getattr(value, "__func__", value)
+    if isinstance(value, classmethod):
+        value = value.__func__
     if inspect.isclass(value):
         return value.__module__.startswith("ngram_npu")
     return inspect.isfunction(value) and value.__code__.co_filename.startswith(folder)
