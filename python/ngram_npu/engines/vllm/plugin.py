@@ -271,6 +271,7 @@ def install_ascend() -> None:
             replace_after_import(ASCEND_RUNNER, replace, f"{label} of vllm-ascend", refused)
         _install_correction(runner, lambda: "npu")
 
+    run_after_import(RUNNER, request_scopes.install_v1)  # vLLM-Ascend's runner derives from vLLM's
     run_after_import(ASCEND_RUNNER, install_v1)
     install_v2(ASCEND_V2_MODULE, "AscendNgramSpeculator", "ascend_v2")
 

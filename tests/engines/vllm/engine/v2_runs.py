@@ -170,7 +170,7 @@ def run_method(model: Path, name: str, count: int = 20) -> Run:
         if (method.options or {}).get("beside"):
             _BesideRecorder(engine, method, result)
         elif method.name:
-            _record_drafts(engine, result)
+            record_drafts(engine, result)
         has_store = "store" in (method.options or {})
         counter = StoreDraftCounter(engine) if has_store else None
         serve_requests(engine, make_requests(model)[:count], result)
@@ -216,7 +216,7 @@ def _observe_propose(state: Any, num_sampled: torch.Tensor, result: Run) -> Iter
     result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
 
 
-def _record_drafts(engine: Engine, result: Run) -> None:
+def record_drafts(engine: Engine, result: Run) -> None:
     """Compares the drafts in every step with those of the stock speculator for the same state."""
     speculator, state = engine.drafter, engine.runner.req_states
     stock = NgramGPUSpeculator(engine.llm.llm_engine.vllm_config, engine.runner.device, state)
