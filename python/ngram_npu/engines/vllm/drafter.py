@@ -137,7 +137,8 @@ class Drafter:
         int64: bool = False,
     ) -> Drafts[Any]:
         """Returns drafts for rows that contain the sampled tokens already. Padded drafts continue
-        with the text that they follow, and then with the request's newest token.
+        with the text that they follow, and then with the request's newest token. Otherwise, tokens
+        behind a draft's length are unspecified.
 
         Args:
             tokens, lengths: [R, S] and [R] int32, the rows and their lengths.
@@ -154,7 +155,7 @@ class Drafter:
         if self._store is not None:
             drafts = self._draft_from_store(tokens, lengths, rows, num_sampled, scopes, drafts)
         if self._ends_drafts:
-            self.costs.end_drafts(*drafts)
+            self.costs.limit_counts(drafts.num_draft_tokens, drafts.match_len, drafts.agreement)
         return drafts
 
     @exit_worker_on_error
@@ -198,10 +199,11 @@ class Drafter:
         self, tokens: Any, lengths: Any, rows: Any, num_sampled: Any, scopes: Any = None
     ) -> None:
         """Stores the text of a step that needs no drafts. Arguments are those of :meth:`step`."""
-        if self._store is None:
+        if self.shared_store is None:
             return
-        self._store.begin_step(len(num_sampled), self._max_new)
-        self._store.append(
+        store = self.shared_store.contents
+        store.begin_step(len(num_sampled), self._max_new)
+        store.append(
             tokens,
             lengths,
             num_sampled,
@@ -210,7 +212,6 @@ class Drafter:
             max_new=self._max_new,
             hold_back=self._holds_back,
         )
-        assert self.shared_store is not None
         self.shared_store.copy_if_due()
 
     def end_requests(self, scheduler_output: Any) -> None:
@@ -255,27 +256,30 @@ class Drafter:
     ) -> Drafts[Any]:
         """Stores the text of a step, and replaces drafts by text of the store that follows a longer
         n-gram."""
-        self.store_text(tokens, lengths, rows, num_sampled, scopes)
         if not drafts.draft_token_ids.shape[1]:
+            self.store_text(tokens, lengths, rows, num_sampled, scopes)
             return drafts
         agreement: Any = (
             np.empty_like(drafts.match_len)
             if self.device is None
             else torch.empty_like(drafts.match_len)
         )
-        assert self._store is not None
-        self._store.propose(
+        assert self.shared_store is not None
+        self.shared_store.contents.append_and_propose(
             tokens,
             lengths,
             num_sampled,
             row_indices=rows,
             scopes=scopes,
+            max_new=self._max_new,
+            hold_back=self._holds_back,
             draft_token_ids=drafts.draft_token_ids,
             num_draft_tokens=drafts.num_draft_tokens,
             match_len=drafts.match_len,
             agreement=agreement,
             **self._limit_arguments,
         )
+        self.shared_store.copy_if_due()
         return drafts._replace(agreement=agreement)
 
 
