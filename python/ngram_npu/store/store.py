@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, NoReturn, SupportsIndex
@@ -67,6 +67,8 @@ class StoreCopy:
     blocks: Int32Array
     text: Int32Array | None
     """None: only the heads of the blocks were copied."""
+    revision: tuple[int, int]
+    """:attr:`NgramStore.revision` when the copy was started."""
     num_clears: int
 
     @property
@@ -173,6 +175,7 @@ class NgramStore:
         first."""
         self._started_copy: tuple[Any, ...] = ()
         """The arrays of a copy that was not taken."""
+        self._started_revision = self.revision
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError("NgramStore: a store cannot be copied or pickled; save it and load it")
@@ -598,18 +601,21 @@ class NgramStore:
         # After a copy of the heads alone, the text of an earlier one would stay in host memory.
         heads_only = heads_only and len(self._started_copy) < 2
         self._started_copy = (self.blocks,) if heads_only else (self.blocks, self.text)
+        self._started_revision = self.revision
         with self._between_steps():
             self._memory.start_copy(self._started_copy)
 
     def _take_copy(self) -> StoreCopy | None:
         if not self._started_copy:
             return None
-        with self._mutex:
+        # Steps may change the arrays of a store in host memory, but not a copy of a device's.
+        with self._mutex if self._device is None else nullcontext():
             arrays = self._memory.take_copy()
         if arrays is None:
             return None
         self._started_copy = ()
-        return StoreCopy(arrays[0], arrays[1] if len(arrays) > 1 else None, self._num_clears)
+        text = arrays[1] if len(arrays) > 1 else None
+        return StoreCopy(arrays[0], text, self._started_revision, self._num_clears)
 
     def _replace_copy(self) -> None:
         """Replaces a copy that was not taken, because it has text that was cleared."""

@@ -52,16 +52,14 @@ _serving_process = 0
 class Metric:
     """A counter or a gauge; without a file, its methods do nothing."""
 
-    def __init__(self, file: Any = None, key: str = "") -> None:
-        self._file, self._key = file, key
+    def __init__(self, file: Any = None, key: str = "", value: float = 0.0) -> None:
+        self._file, self._key, self._value = file, key, value
 
     def inc(self, amount: float = 1) -> None:
-        if self._file is not None:
-            with _mutex:
-                value, _ = self._file.read_value(self._key)
-                self._file.write_value(self._key, value + amount, time.time())
+        self.set(self._value + amount)
 
     def set(self, value: float) -> None:
+        self._value = value
         if self._file is not None:
             with _mutex:
                 self._file.write_value(self._key, value, time.time())
@@ -108,8 +106,8 @@ def _make_metric(folder: str, kind: str, name: str, text: str, labels: dict[str,
             with open(path, "ab") as file:
                 os.posix_fallocate(file.fileno(), 0, FILE_BYTES)
             _files[path] = MmapedDict(path)
-        _files[path].read_value(key)  # creates it with value 0
-    return Metric(_files[path], key)
+        value, _ = _files[path].read_value(key)  # creates it with value 0
+    return Metric(_files[path], key, value)
 
 
 def _find_folder() -> str:

@@ -45,8 +45,8 @@ class StoreSaver:
         self._mutex = threading.Lock()
         """Held while one of these is used."""
         self._changed_at = self._unsaved_since = 0.0
-        """When the oldest text was added that is not in the newest copy, and not in the file; 0: no
-        text."""
+        """When the oldest text was added that the thread has not taken, and that is not in the
+        file; 0: there is no such text."""
         metrics.tokens_held.set(contents.statistics.tokens_held)
         Finalize(owner, self._end, exitpriority=0)
 
@@ -65,11 +65,10 @@ class StoreSaver:
             self._changed_at = self._changed_at or time.time()
             if not self._unsaved_since:
                 self._set_unsaved_since(self._changed_at)
-            if not is_idle and now < self._next_copy:
-                return
-            self._contents.start_copy(heads_only=not self._path)
-            self._copied_revision, self._next_copy = revision, now + BUSY_SAVE_S
-            self._changed_at = 0.0
+        if not is_idle and now < self._next_copy:
+            return
+        self._contents.start_copy(heads_only=not self._path)
+        self._copied_revision, self._next_copy = revision, now + BUSY_SAVE_S
         if self._thread is None:  # begins after the first step with text
             self._thread = threading.Thread(
                 target=self._save_copies, name="ngram_npu store", daemon=True
@@ -87,12 +86,11 @@ class StoreSaver:
 
     def _save_copy(self) -> None:
         """Waits for the copy, and writes it."""
-        copy = None
-        while copy is None:
-            with self._mutex:
-                copy, revision = self._contents.take_copy(), self._copied_revision
-            if copy is None and self._ended.wait(POLL_S):
+        while (copy := self._contents.take_copy()) is None:
+            if self._ended.wait(POLL_S):
                 return
+        with self._mutex:
+            self._changed_at = 0.0
         self._metrics.tokens_held.set(copy.tokens_held)
         if not self._path:
             return
@@ -105,7 +103,7 @@ class StoreSaver:
             self._log_failure(error)
             self._copied_revision = None  # the next step launches another copy
             return
-        self._saved_revision = revision
+        self._saved_revision = copy.revision
         with self._mutex:
             self._set_unsaved_since(self._changed_at)
 
