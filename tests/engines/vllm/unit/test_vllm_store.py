@@ -23,10 +23,11 @@ from fake_engine import (
     GPUModelRunner,
     make_adapter,
     make_params,
+    make_scheduler_output,
     make_store_config,
 )
 from ngram_npu import NgramStore, scope_of
-from ngram_npu.engines.vllm import NgramProposer, options, saving, v1, v2
+from ngram_npu.engines.vllm import NgramProposer, options, request_scopes, saving, v1, v2
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
@@ -204,6 +205,21 @@ def test_store_is_saved_when_no_request_runs_and_at_the_end(
     gc.collect()
     assert load_count(path) == 2 * len(WORDS)
     assert not saver._thread.is_alive()
+
+
+def test_v1_runner_tells_its_drafter_when_no_request_runs() -> None:
+    class GPUModelRunner:
+        def _update_states(self, scheduler_output: Any) -> None: ...
+
+    request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
+    runner: Any = GPUModelRunner()
+    runner._update_states(make_scheduler_output())  # without a drafter
+    runner.drafter, _store = create_proposer()
+    saver = getattr(runner.drafter, ATTRIBUTE).shared_store._saver
+    run_steps(runner.drafter, WORDS)
+    assert saver._thread is None
+    runner._update_states(make_scheduler_output())
+    assert saver._thread is not None
 
 
 def test_store_of_running_requests_is_saved_at_the_interval(
