@@ -118,12 +118,6 @@ class Drafter:
             lora_request, sampling_params, cache_salt, is_exchanged=self._exchanges_scopes
         )
 
-    def begin_request(self, row: int) -> None:
-        """Announces that another request begins in a row. A runner that cannot say so need not: the
-        store recognizes the text of a row."""
-        if self._store is not None:
-            self._store.begin_request(row)
-
     @exit_worker_on_error
     def step(
         self,

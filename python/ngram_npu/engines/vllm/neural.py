@@ -61,9 +61,9 @@ class NeuralDrafterWrapper(RowDrafter):
         setattr(neural, ATTRIBUTE, self)
 
     @exit_worker_on_error
-    def begin(self, row: int, request_id: str) -> None:
+    def begin(self, row: int, request: Any) -> None:
         self.neural_acceptance[row].zero_()
-        super().begin(row, request_id)
+        super().begin(row, request)
 
     def propose(
         self,
@@ -199,6 +199,8 @@ def unsupported_reason(
     methods = ["propose", *([OBSERVE] if hasattr(neural, OBSERVE) else [])]
     if mismatch := class_mismatch(name, type(neural), NeuralDrafterWrapper, *methods):
         return mismatch
+    if not RowDrafter.has_request_data:
+        return "this vLLM has another GPUModelRunner.add_requests"
     if getattr(neural, "draft_watermarker", None) is not None:
         return "drafts are watermarked, which n-gram drafts cannot be"
     if not hasattr(neural, "draft_logits"):

@@ -40,7 +40,7 @@ SYMBOLS = (
 INSTANCE_SYMBOLS = (
     *("Scheduler.schedule", "Scheduler.shutdown"),
     *("Scheduler.update_draft_token_ids", "Scheduler.update_from_output"),
-    *("RequestState.add_request", "GPUModelRunner.execute_model"),
+    "GPUModelRunner.execute_model",
     *("DraftModelSpeculator.propose", "DraftModelSpeculator.observe_verification"),
 )
 """All functions of vLLM that the plugin replaces in instances."""

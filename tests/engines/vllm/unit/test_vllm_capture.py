@@ -120,7 +120,6 @@ def run_requests(engine: V2, name: str) -> None:
     engine.add_requests(make_scheduler_output())
 
 
-@pytest.mark.usefixtures("_wrap_add_requests")
 def test_no_other_thread_calls_the_device_during_a_start_up(device: Device, tmp_path: Path) -> None:
     """vLLM runs dummy batches and warms up its kernels with requests before it captures graphs."""
     path = tmp_path / "store"
@@ -143,7 +142,6 @@ def test_no_other_thread_calls_the_device_during_a_start_up(device: Device, tmp_
     assert device.calling_threads == {threading.get_ident()}
 
 
-@pytest.mark.usefixtures("_wrap_add_requests")
 def test_thread_that_calls_the_device_during_a_capture_is_detected(
     device: Device, tmp_path: Path
 ) -> None:

@@ -28,8 +28,6 @@ from ngram_npu.engines.vllm.feed.texts import MAX_TEXTS, FedText, FeedCounters
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.patching import RUNNER, SCHEDULER
 
-pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
-
 FEED: dict[str, Any] = {"store_feed": "tcp://10.0.0.1:5557", "store_tokens": 20480}
 WITH_FEED: dict[str, Any] = {**STORE, **FEED}
 ENGINES: dict[str, Callable[[], Engine]] = {

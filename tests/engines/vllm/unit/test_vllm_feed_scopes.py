@@ -13,8 +13,6 @@ from ngram_npu import scope_of
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.scopes import compute_scope, fold_scope
 
-pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
-
 FEED: dict[str, Any] = {**STORE, "store_feed": "tcp://10.0.0.1:5557"}
 NAMES = (None, "a", "None", "null", "1", "ngram_npu_scope:", '["a", null]')
 SALTS = (None, "a", "None", "null", "1", "ngram_npu_scope:", 'ngram_npu_scope:["a", null]')

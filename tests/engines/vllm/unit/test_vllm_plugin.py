@@ -28,7 +28,7 @@ from ngram_npu.engines.vllm import ascend, options, plugin, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
-from ngram_npu.engines.vllm.v2 import NgramSpeculator
+from ngram_npu.engines.vllm.v2 import NgramSpeculator, RowDrafter
 
 pytestmark = pytest.mark.usefixtures("plugin_log")
 
@@ -595,6 +595,12 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
         neural = create_by_runner(StandaloneARSpeculator(), vllm_config, monkeypatch, **state)
         assert not hasattr(neural, ATTRIBUTE)
         assert reason in caplog.messages[-1]
+    monkeypatch.setattr(RowDrafter, "has_request_data", False)
+    neural = create_by_runner(
+        StandaloneARSpeculator(), make_neural_config(), monkeypatch, req_states=RequestState()
+    )
+    assert not hasattr(neural, ATTRIBUTE)
+    assert "this vLLM has another GPUModelRunner.add_requests" in caplog.messages[-1]
 
 
 # vLLM-Ascend.

@@ -27,7 +27,7 @@ from fake_engine import (
     make_store_config,
 )
 from ngram_npu import NgramStore, scope_of
-from ngram_npu.engines.vllm import NgramProposer, options, request_scopes, saving, v1, v2
+from ngram_npu.engines.vllm import NgramProposer, options, request_scopes, saving, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
@@ -365,7 +365,6 @@ def create_worker(model_runner: Any) -> Any:
 def test_worker_warms_merges_and_clears_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
-    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
     proposer = create_async_proposer() if runner == "V1" else V2(**STORE).speculator
     name = "drafter" if runner == "V1" else "speculator"
     worker = create_worker(SimpleNamespace(**{name: proposer}))

@@ -85,7 +85,6 @@ def test_adaptive_verification_gets_probabilities_of_the_cost_table() -> None:
     assert not hasattr(V2().speculator, "draft_token_confidence_probs")
 
 
-@pytest.mark.usefixtures("_wrap_add_requests")
 def test_store_with_fewer_slots_than_rows_is_rejected() -> None:
     with pytest.raises(ValueError, match=f"store: expected at most {ROWS - 1} rows"):
         V2(**STORE, rows=ROWS - 1)
@@ -129,7 +128,6 @@ def test_replacement_inherits_methods_and_has_attributes_of_the_stock_constructo
         ("total_len", torch.zeros(9, 1, dtype=torch.int32), "total_len.gpu (rank, dtype, device"),
         ("total_len", np.zeros(9, np.int32), "the runner's state has no total_len.gpu"),
         ("req_id_to_index", None, "the runner's state has no req_id_to_index"),
-        ("add_request", None, "add_request takes no req_id"),
     ],
 )
 def test_stock_speculator_is_created_for_an_unknown_state(
@@ -138,8 +136,6 @@ def test_stock_speculator_is_created_for_an_unknown_state(
     state: Any = RequestState()
     if value is not None:
         setattr(state, name, SimpleNamespace(gpu=value))
-    elif name == "add_request":
-        state.add_request = lambda request: None
     else:
         delattr(state, name)
     speculator, (line,) = replace_stock(state)
@@ -224,7 +220,6 @@ def test_positions_beyond_requested_draft_tokens_are_empty() -> None:
 def test_step_without_drafts_calls_no_lookup(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
     engine = V2(**options)
     engine.begin(Request("a", [1, 2, 3, 1, 2]))
     rows, addresses = [engine.get_row("a")], set()
