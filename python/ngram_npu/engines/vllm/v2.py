@@ -77,8 +77,8 @@ class RowDrafter(Drafter):
 
 
 def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any) -> None:
-    """Wraps ``GPUModelRunner.add_requests``: passes the data of new requests and their rows, and fed
-    texts, to the speculator. The runner calls the function in every step, also without requests."""
+    """Wraps ``GPUModelRunner.add_requests``: passes new requests, their rows, and fed texts to the
+    speculator. The runner calls the function in every step, also without requests."""
     stock(runner, scheduler_output)
     drafter = getattr(runner.speculator, ATTRIBUTE, None)
     if isinstance(drafter, RowDrafter):
