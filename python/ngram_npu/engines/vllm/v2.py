@@ -106,11 +106,9 @@ def unsupported_state_reason(device: torch.device, req_states: Any, kernel: str)
         expected = rank, torch.int32, device.type, 1
         if actual != expected:
             return f"{name}.gpu (rank, dtype, device, stride) is {actual}, expected {expected}"
-    return (
-        ""
-        if hasattr(req_states, "req_id_to_index")
-        else "the runner's state has no req_id_to_index"
-    )
+    if not hasattr(req_states, "req_id_to_index"):
+        return "the runner's state has no req_id_to_index"
+    return ""
 
 
 class NgramSpeculator:
