@@ -25,7 +25,7 @@ logger = logging.getLogger("vllm.ngram_npu")
 
 SYMBOLS = (
     # In the API server's process.
-    *("VllmConfig.__post_init__", "InputProcessor.process_inputs"),
+    *("VllmConfig.__post_init__", "InputProcessor.process_inputs", "AsyncLLM.generate"),
     # In the engine core's process.
     *("EngineCore.collective_rpc", "NewRequestData.from_request", "Scheduler.__init__"),
     # In the workers of the V2 runner.

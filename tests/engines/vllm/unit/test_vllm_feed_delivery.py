@@ -333,7 +333,7 @@ def test_v1_runner_inserts_text_even_if_subclass_overrides_execute_model(
     module: Any = ModuleType(RUNNER)
     module.GPUModelRunner = GPUModelRunner
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    monkeypatch.setattr(drafter, "require_scope_checks", lambda: None)
+    monkeypatch.setattr(drafter, "require_request_checks", lambda: None)
     with pytest.raises(ValueError, match="ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a"):
         V1(**WITH_FEED)
     V1(**STORE)

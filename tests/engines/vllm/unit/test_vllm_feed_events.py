@@ -10,7 +10,7 @@ import pytest
 from feed_publisher import BLOCK, VOCAB_SIZE, encode_batch, make_event, make_hash
 from ngram_npu.engines.vllm.feed import events
 from ngram_npu.engines.vllm.feed.events import EventError, TextJoiner, decode_event, split_batch
-from ngram_npu.engines.vllm.scopes import compute_scope, fold_scope
+from ngram_npu.store import scope_of_request
 
 PROMPT = list(range(100, 100 + 3 * BLOCK))
 ANSWER = list(range(300, 300 + 3 * BLOCK))
@@ -121,7 +121,6 @@ def test_random_texts_with_common_prefixes_are_taken_once() -> None:
         (None, None, None),
         (None, ["tenant"], "tenant"),
         (None, ["None"], "None"),
-        (None, [fold_scope("docs", "tenant")], fold_scope("docs", "tenant")),
         ("sql", ["sql"], None),
         ("sql", ["sql", "tenant"], "tenant"),
         ("sql", ["sql", "sql"], "sql"),
@@ -137,7 +136,7 @@ def test_scope_is_read_from_first_block(
     following = make_event(PROMPT + ANSWER, 3, **fields)
     following["extra_keys"] = [[adapter] if adapter else None] * 3
     add_events(joiner, event, following)
-    assert take_texts(joiner) == [(0, compute_scope(adapter, salt), PROMPT + ANSWER)]
+    assert take_texts(joiner) == [(0, scope_of_request(salt, adapter), PROMPT + ANSWER)]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from ngram_npu.engines.vllm.options import (
     publishes_text,
 )
 from ngram_npu.engines.vllm.patching import format_error, logger
+from ngram_npu.store import SHARED_SCOPE
 from ngram_npu.tensors import Int32Array
 
 ATTRIBUTE = "ngram_npu_texts"
@@ -134,10 +135,20 @@ class TextDelivery:
     """Takes text from a reader, and adds it to the outputs of a scheduler."""
 
     def __init__(
-        self, source: TextSource, num_rows: int, metrics: FeedMetrics | None = None
+        self,
+        source: TextSource,
+        num_rows: int,
+        metrics: FeedMetrics | None = None,
+        *,
+        is_private: bool = False,
     ) -> None:
+        """
+        Args:
+            is_private: Whether texts without salt and adapter are left out.
+        """
         self._source: TextSource | None = source
         self._metrics = metrics
+        self._excluded_scope = SHARED_SCOPE if is_private else None
         self.ready = source.ready
         self.closed = threading.Event()
         """Set when the feed has ended."""
@@ -155,7 +166,8 @@ class TextDelivery:
                 self._metrics.update(self._source.get_counters())
             pieces: list[Piece] = []
             for text in self._source.take_texts(TOKENS_PER_STEP):
-                pieces += self._rows.split(text)
+                if text.scope != self._excluded_scope:
+                    pieces += self._rows.split(text)
             if pieces:
                 setattr(output, ATTRIBUTE, self._make_step(pieces))
         except Exception as error:
@@ -190,7 +202,9 @@ def make_delivery(vllm_config: Any, options: Options) -> TextDelivery | None:
     except Exception as error:
         logger.error("ngram_npu: store_feed is off: %s", format_error(error))
         return None
-    return TextDelivery(source, options.num_text_rows, FeedMetrics(vllm_config))
+    is_private = options.scope == "private"
+    metrics = FeedMetrics(vllm_config)
+    return TextDelivery(source, options.num_text_rows, metrics, is_private=is_private)
 
 
 def make_source(vllm_config: Any, options: Options) -> TextSource:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from ngram_npu.engines.vllm.feed.texts import CONTEXT_TOKENS, FedText
-from ngram_npu.engines.vllm.scopes import compute_scope
+from ngram_npu.store import scope_of_request
 
 MAX_EVENTS = 1 << 14
 """Maximum number of events in a batch, which has the events of one step. It limits how long one
@@ -355,7 +355,7 @@ def _find_scope(event: BlockStored) -> int | None:
         return None
     if max(len(name or ""), len(salt or "")) > MAX_NAME:
         return None
-    return compute_scope(name, salt)
+    return scope_of_request(salt, name)
 
 
 def _read_keys(keys: list[msgspec.Raw] | None) -> list[Any] | None:

@@ -27,8 +27,8 @@ class FedText:
     new text that branches off an earlier one may begin with that one's last tokens, at most 16:
     they are stored again, and are the context of its first n-grams."""
     scope: int
-    """Scope in the store, of :func:`~ngram_npu.engines.vllm.scopes.compute_scope`. It is the
-    same for all texts with this number."""
+    """Scope in the store, of :func:`~ngram_npu.store.scope_of_request`. It is the same for all
+    texts with this number."""
     tokens: Int32Array
     """[N], N > 0: token ids from 0 to 2**31 - 1."""
 
