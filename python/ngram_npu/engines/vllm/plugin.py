@@ -263,8 +263,7 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
 
     def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
         options = read_options(vllm_config, "beside")
-        if options.store:
-            install_request_data(sys.modules.get(V2_RUNNER))
+        install_request_data(sys.modules.get(V2_RUNNER))
         return neural.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
 
     reason = find_signature_mismatch(V2_FACTORY, stock, attach) or attach(

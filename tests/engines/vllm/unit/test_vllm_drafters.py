@@ -61,8 +61,6 @@ DRAFTERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 """By name: the fake engine, its options, and the arguments of the reference's lookup."""
 
-pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
-
 
 class Model:
     """The reference's operators, called with the texts and scopes of a fake engine's requests."""
@@ -298,18 +296,6 @@ def test_neural_draft_is_replaced_by_text_of_the_store() -> None:
     for word in WORDS[:20]:  # no neural draft token is accepted
         drafts = engine.step({"b": [word]})
     assert drafts["b"] == WORDS[20 : 20 + K]
-
-
-def test_v2_requests_without_request_data_share_with_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The plugin did not wrap this runner's ``add_requests``, so the owners are unknown."""
-    engine = V2(**STORE)
-    monkeypatch.setattr(engine, "add_requests", V2.add_requests.__wrapped__.__get__(engine))  # type: ignore[attr-defined]
-    engine.begin(Request("one", [1, 2, 3]), Request("other", [1, 2, 3]))
-    for _ in range(3):
-        engine.step({"one": [7, 8], "other": [7, 8]})
-    assert engine.store.statistics.tokens_held == 0
 
 
 def test_store_in_unknown_runner_raises(monkeypatch: pytest.MonkeyPatch) -> None:

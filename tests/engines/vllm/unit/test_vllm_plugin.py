@@ -15,14 +15,22 @@ import ngram_npu_vllm_plugin
 import pytest
 import torch
 from conftest import FakeVLLM
-from fake_engine import CPU, STORE, K, RequestState, StandaloneARSpeculator, make_config
+from fake_engine import (
+    CPU,
+    STORE,
+    CandidateSpeculator,
+    K,
+    RequestState,
+    StandaloneARSpeculator,
+    make_config,
+)
 from ngram_npu import _library
 from ngram_npu.engines.vllm import ascend, options, plugin, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.feed import insertion
 from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, is_wrapped
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
-from ngram_npu.engines.vllm.v2 import NgramSpeculator
+from ngram_npu.engines.vllm.v2 import NgramSpeculator, RowDrafter
 
 pytestmark = pytest.mark.usefixtures("plugin_log")
 
@@ -607,33 +615,22 @@ def observe_more(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("method", "neural", "reason"),
+    ("neural", "reason"),
     [
-        ("dflash", change_object(), "method is 'dflash', expected one of"),
-        ("mtp", change_object(), "'mtp' is served by StandaloneARSpeculator, expected MTPSpec"),
-        *[
-            ("draft_model", neural, reason)
-            for neural, reason in (
-                (change_class(propose=propose_less), "propose takes (self, input_batch, num_sam"),
-                (change_class(observe_verification=observe_more), "takes (self, idx, sampled,"),
-                (change_class(observe_verification=None), "there is no StandaloneARSpeculator.ob"),
-                (change_object(draft_watermarker=object()), "drafts are watermarked"),
-                (change_class(__init__=lambda self: None), "has no draft_logits"),
-                (change_object(draft_logits=torch.zeros(6, 100)), "logits have shape (6, 100)"),
-                (change_object(draft_logits=torch.zeros(6, K, 99)), "(rows, 4, 100 or more)"),
-                (change_object(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
-            )
-        ],
+        (change_class(propose=propose_less), "propose takes (self, input_batch, num_sam"),
+        (change_class(observe_verification=observe_more), "takes (self, idx, sampled,"),
+        (change_object(draft_watermarker=object()), "drafts are watermarked"),
+        (change_class(__init__=lambda self: None), "has no draft_logits"),
+        (change_object(draft_logits=torch.zeros(6, 100)), "logits have shape (6, 100)"),
+        (change_object(draft_logits=torch.zeros(6, K, 99)), "(6, 4, 100), or more rows or tok"),
+        (change_object(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
+        (change_object(draft_logits=torch.zeros(5, K, 100)), "shape (5, 4, 100), expected (6,"),
     ],
 )
 def test_unsupported_neural_speculator_is_left_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    method: str,
-    neural: Any,
-    reason: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, neural: Any, reason: str
 ) -> None:
-    vllm_config, state = make_neural_config(method=method), RequestState()
+    vllm_config, state = make_neural_config(), RequestState()
     assert create_by_runner(neural, vllm_config, monkeypatch, req_states=state) is neural
     assert not hasattr(neural, ATTRIBUTE)
     assert "propose" not in vars(neural)
@@ -641,6 +638,16 @@ def test_unsupported_neural_speculator_is_left_unchanged(
     prefix = "ngram_npu: beside=True has no effect, the speculator is left as it is: "
     assert line.startswith(prefix)
     assert reason in line
+
+
+@pytest.mark.parametrize("method", ["draft_model", "dflash", "a later method"])
+@pytest.mark.parametrize("neural_class", [StandaloneARSpeculator, CandidateSpeculator])
+def test_speculator_of_any_method_and_class_is_supported(
+    monkeypatch: pytest.MonkeyPatch, method: str, neural_class: Any
+) -> None:
+    vllm_config, state = make_neural_config(method=method), RequestState()
+    neural = create_by_runner(neural_class(), vllm_config, monkeypatch, req_states=state)
+    assert neural.propose.__self__ is getattr(neural, ATTRIBUTE)
 
 
 def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
@@ -654,6 +661,12 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
         neural = create_by_runner(StandaloneARSpeculator(), vllm_config, monkeypatch, **state)
         assert not hasattr(neural, ATTRIBUTE)
         assert reason in caplog.messages[-1]
+    monkeypatch.setattr(RowDrafter, "has_request_data", False)
+    neural = create_by_runner(
+        StandaloneARSpeculator(), make_neural_config(), monkeypatch, req_states=RequestState()
+    )
+    assert not hasattr(neural, ATTRIBUTE)
+    assert "this vLLM has another GPUModelRunner.add_requests" in caplog.messages[-1]
 
 
 # vLLM-Ascend.
