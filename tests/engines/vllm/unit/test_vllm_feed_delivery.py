@@ -28,8 +28,6 @@ from ngram_npu.engines.vllm.feed.texts import MAX_TEXTS, FedText, FeedCounters
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.patching import RUNNER, SCHEDULER
 
-pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
-
 FEED: dict[str, Any] = {"store_feed": "tcp://10.0.0.1:5557", "store_tokens": 20480}
 WITH_FEED: dict[str, Any] = {**STORE, **FEED}
 ENGINES: dict[str, Callable[[], Engine]] = {
@@ -272,10 +270,10 @@ def test_worker_of_rank_that_inserts_text_too_early_ends(name: str) -> None:
     """Its drafts may differ already in the step before the one with the text."""
     engine = start_engine(name)
     engine.drafter.has_other_ranks = True
-    run_step(engine, SimpleNamespace(scheduled_new_reqs=[]))
+    run_step(engine, SimpleNamespace(scheduled_new_reqs=[], total_num_scheduled_tokens=1))
     read_own_feed(engine)
     with pytest.raises(SystemExit):
-        run_step(engine, SimpleNamespace(scheduled_new_reqs=[]))
+        run_step(engine, SimpleNamespace(scheduled_new_reqs=[], total_num_scheduled_tokens=1))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -309,7 +307,7 @@ def test_store_with_too_few_tokens_for_text_rows_raises() -> None:
 
 def test_text_without_a_store_on_the_rank_is_ignored() -> None:
     engine = V2()
-    output = SimpleNamespace(scheduled_new_reqs=[])
+    output = SimpleNamespace(scheduled_new_reqs=[], total_num_scheduled_tokens=1)
     setattr(output, ATTRIBUTE, "not read")
     engine.add_requests(output)
 

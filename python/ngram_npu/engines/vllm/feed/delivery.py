@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ngram_npu.engines.vllm.feed.addresses import parse_publishers
 from ngram_npu.engines.vllm.feed.texts import CONTEXT_TOKENS, FedText, TextSource
-from ngram_npu.engines.vllm.metrics import FeedMetrics, call_repeatedly
+from ngram_npu.engines.vllm.metrics import FeedMetrics
 from ngram_npu.engines.vllm.options import (
     Options,
     engine_index,
@@ -134,12 +134,20 @@ class TextRows:
 class TextDelivery:
     """Takes text from a reader, and adds it to the outputs of a scheduler."""
 
-    def __init__(self, source: TextSource, num_rows: int, *, is_private: bool = False) -> None:
+    def __init__(
+        self,
+        source: TextSource,
+        num_rows: int,
+        metrics: FeedMetrics | None = None,
+        *,
+        is_private: bool = False,
+    ) -> None:
         """
         Args:
             is_private: Whether texts without salt and adapter are left out.
         """
         self._source: TextSource | None = source
+        self._metrics = metrics
         self._excluded_scope = SHARED_SCOPE if is_private else None
         self.ready = source.ready
         self.closed = threading.Event()
@@ -154,6 +162,8 @@ class TextDelivery:
         if self._source is None or not output.total_num_scheduled_tokens:
             return
         try:
+            if self._metrics is not None:
+                self._metrics.update(self._source.get_counters())
             pieces: list[Piece] = []
             for text in self._source.take_texts(TOKENS_PER_STEP):
                 if text.scope != self._excluded_scope:
@@ -193,10 +203,8 @@ def make_delivery(vllm_config: Any, options: Options) -> TextDelivery | None:
         logger.error("ngram_npu: store_feed is off: %s", format_error(error))
         return None
     is_private = options.scope == "private"
-    text_delivery = TextDelivery(source, options.num_text_rows, is_private=is_private)
     metrics = FeedMetrics(vllm_config)
-    call_repeatedly(lambda: metrics.update(source.get_counters()), text_delivery.closed)
-    return text_delivery
+    return TextDelivery(source, options.num_text_rows, metrics, is_private=is_private)
 
 
 def make_source(vllm_config: Any, options: Options) -> TextSource:
