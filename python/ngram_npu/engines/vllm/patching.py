@@ -46,7 +46,8 @@ INSTANCE_SYMBOLS = (
 """All functions of vLLM that the plugin replaces in instances."""
 ASCEND_SYMBOLS = (
     *("AscendNgramProposer", "AscendNgramProposerNPU", "triton_ngram_spec_decode"),
-    *("AscendNgramSpeculator", "update_num_computed_tokens_for_batch_change"),
+    *("NPUModelRunner._update_states", "AscendNgramSpeculator"),
+    "update_num_computed_tokens_for_batch_change",
 )
 """All classes and functions of vLLM-Ascend that the plugin replaces."""
 

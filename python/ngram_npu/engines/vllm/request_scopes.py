@@ -266,10 +266,10 @@ def require_request_checks() -> None:
         )
 
 
-def install_v1(module: Any) -> None:
+def install_v1(module: Any, class_name: str = "GPUModelRunner") -> None:
     """Makes the V1 runner in ``module`` keep the salts of its requests, and tell its drafter when
     no request runs."""
-    runner = getattr(module, "GPUModelRunner", None)
+    runner = getattr(module, class_name, None)
     stock = getattr(runner, "_update_states", None)
     if inspect.isfunction(stock) and parameter_names(stock) == ["self", "scheduler_output"]:
         wrap_function(runner, "_update_states", _update_states)

@@ -171,7 +171,16 @@ class GPUModelRunner:
             )
 
 
-request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
+class NPUModelRunner(GPUModelRunner):
+    """vLLM-Ascend's V1 runner."""
+
+    def _update_states(self, scheduler_output: Any) -> None:
+        super()._update_states(scheduler_output)
+
+
+_RUNNERS = SimpleNamespace(GPUModelRunner=GPUModelRunner, NPUModelRunner=NPUModelRunner)
+request_scopes.install_v1(_RUNNERS, "NPUModelRunner")
+request_scopes.install_v1(_RUNNERS)
 
 
 class V1Async(Engine):
@@ -181,7 +190,7 @@ class V1Async(Engine):
 
     def __init__(self, *, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
-        self.runner = GPUModelRunner()
+        self.runner = self.runner_class()
         self.tokens = torch.full((ROWS, length), 7, dtype=torch.int32)
         vllm_config = make_config(length=length, **options)
         self.adapter = self.adapter_class(vllm_config, CPU, self.runner)
@@ -189,6 +198,7 @@ class V1Async(Engine):
         assert self.runner._num_valid_draft_tokens_event == (None if self.pads else "event")
 
     adapter_class: Any = v1.AsyncNgramProposer
+    runner_class: Any = GPUModelRunner
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
@@ -246,6 +256,7 @@ class Ascend(V1Async):
 
     pads = False
     adapter_class = ascend.AscendNgramProposerNPU
+    runner_class = NPUModelRunner
 
     def call_drafter(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
         batch = self.runner.input_batch.num_reqs

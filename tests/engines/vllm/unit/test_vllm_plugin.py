@@ -17,6 +17,7 @@ import torch
 from conftest import FakeVLLM
 from fake_engine import (
     CPU,
+    STORE,
     CandidateSpeculator,
     K,
     RequestState,
@@ -26,7 +27,8 @@ from fake_engine import (
 from ngram_npu import _library
 from ngram_npu.engines.vllm import ascend, options, plugin, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
-from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
+from ngram_npu.engines.vllm.feed import insertion
+from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, is_wrapped
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import NgramSpeculator, RowDrafter
 
@@ -123,6 +125,10 @@ from vllm_ascend.spec_decode import (
     AscendNgramProposer, AscendNgramProposerNPU, get_spec_decode_method
 )
 """
+ASCEND_RUNNER_SOURCE = """
+class NPUModelRunner:
+    def _update_states(self, scheduler_output): ...
+"""
 ASCEND_LAUNCHER_SOURCE = """
 def triton_ngram_spec_decode(
     token_ids, num_tokens_no_spec, sampled_token_ids, discard_request_mask, vocab_size, min_n,
@@ -135,7 +141,7 @@ SOURCES = {
     RUNNER: V1_ASYNC_SOURCE,
     V2_MODULE: V2_SOURCE,
     plugin.ASCEND_FACTORY: ASCEND_FACTORY_SOURCE,
-    ASCEND_RUNNER: ASCEND_IMPORTS_SOURCE + ASCEND_LAUNCHER_SOURCE,
+    ASCEND_RUNNER: ASCEND_IMPORTS_SOURCE + ASCEND_RUNNER_SOURCE + ASCEND_LAUNCHER_SOURCE,
     plugin.ASCEND_V2_MODULE: V2_SOURCE.replace("NgramGPU", "AscendNgram"),
 }
 REPLACEABLE_NAMES = (
@@ -677,6 +683,21 @@ def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
         assert isinstance(created, drafter)
         assert getattr(runner, drafter.__name__) is drafter
     assert runner.triton_ngram_spec_decode is ascend.triton_ngram_spec_decode
+
+
+@pytest.mark.usefixtures("npu_kernels")
+def test_ascend_runner_keeps_salts_and_inserts_fed_text(vllm: FakeVLLM) -> None:
+    """vLLM-Ascend's runner derives from vLLM's, and overrides its ``_update_states``."""
+    stock = "class GPUModelRunner:\n    def __init__(self): ...\n"
+    stock += "    def execute_model(self, scheduler_output): ...\n"
+    vllm.write_module(RUNNER, stock)
+    runner = import_changed(vllm, ASCEND_RUNNER)
+    npu_runner = runner.NPUModelRunner()
+    ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, npu_runner)
+    with pytest.raises(ValueError, match="store: expected a runner that passes on the keys"):
+        ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, object())
+    wrapped = importlib.import_module(RUNNER).GPUModelRunner.__init__
+    assert is_wrapped(wrapped, insertion.init_v1)
 
 
 @pytest.mark.usefixtures("npu_kernels")

@@ -28,18 +28,24 @@ from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm import neural, v2
 
 
-def test_rows_out_of_range_get_no_draft_and_other_rows_do() -> None:
-    runner = V2()
+@pytest.mark.usefixtures("_wrap_add_requests")
+@pytest.mark.parametrize("options", [{}, STORE])
+def test_rows_out_of_range_get_no_draft_and_other_rows_do(options: dict[str, Any]) -> None:
+    """Row -1 pads a batch. vLLM-Ascend's own speculator also gives it -1 as draft tokens."""
+    runner = V2(**options)
     for row in range(ROWS):
         runner.begin(Request(f"{row}", [1, 2, 3, 9, 1, 2]))
     runner.step({"0": [3]})
-    rows = torch.tensor([runner.get_row("0"), -1, ROWS, runner.get_row("1")])
-    runner.req_states.append_tokens(int(rows[3]), [3])
-    num_sampled = torch.tensor([1, 2, 1, 1], dtype=torch.int32)
-    drafts = runner.drafter.draft(rows, num_sampled, None, int64=True)
-    assert drafts.draft_token_ids[1:3].eq(-1).all()
-    assert drafts.num_draft_tokens[1:3].tolist() == [0, 0]
-    assert drafts.draft_token_ids[3].tolist() == [9, 1, 2, 3]
+    row = runner.get_row("1")
+    runner.req_states.append_tokens(row, [3])
+    samples = {"1": [3], "padding": [3, 9], "beyond": [3]}
+    assert runner.propose([row, -1, ROWS], samples).tolist() == [[9, 1, 2, 3], [-1] * K, [-1] * K]
+    if options:
+        contents = [runner.store.slots.copy(), runner.store.text.copy()]
+        for _ in range(2):  # text is stored one step later
+            assert runner.propose([-1, ROWS], {"padding": [3], "beyond": [3]}).eq(-1).all()
+        assert np.array_equal(runner.store.slots, contents[0])
+        assert np.array_equal(runner.store.text, contents[1])
 
 
 def test_metrics_count_only_tokens_that_the_runner_verifies() -> None:
