@@ -399,6 +399,7 @@ def device_store(monkeypatch: pytest.MonkeyPatch) -> tuple[NgramStore, FakeRunti
         return zeros_like(tensor, **options)
 
     monkeypatch.setattr(torch, "zeros_like", zeros_like_unpinned)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ngram_npu.store.store._make_memory", make_memory)
         return make_store(device="fake"), runtime

@@ -3,7 +3,6 @@ of a GPU are read."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import re
@@ -19,7 +18,6 @@ import torch
 from fake_engine import make_config, make_store_config
 from monitoring import find_metric_names
 from ngram_npu.engines.vllm import metrics
-from ngram_npu.engines.vllm.feed.texts import FeedCounters
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.shared_store import SharedStore
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
@@ -180,13 +178,12 @@ def test_draft_lengths_are_exported_to_prometheus(values: dict[tuple[str, ...], 
 
 def test_feed_counters_are_exported_to_prometheus(values: dict[tuple[str, ...], float]) -> None:
     feed = metrics.FeedMetrics(make_config())
-    feed.update(FeedCounters(texts=1, tokens=20, publishers=2, age_seconds=0.5))
-    counters = FeedCounters(texts=3, tokens=50, gaps=1, orphans=2, dropped=4, rejected=5)
-    feed.update(counters)
-    assert values == {
-        (f"ngram_npu_feed_{field.name}",): getattr(counters, field.name)
-        for field in dataclasses.fields(FeedCounters)
-    }
+    feed.update({"tokens": 20, "publishers": 2, "age_seconds": 0.5})
+    counters = {"tokens": 50, "gaps": 1, "orphans": 2, "dropped": 4, "rejected": 5}
+    state = {"publishers": 1, "age_seconds": 0.0}
+    feed.update({**counters, **state})
+    expected = {**counters, **state}
+    assert values == {(f"ngram_npu_feed_{name}",): expected[name] for name in expected}
 
 
 def make_store(vllm_config: Any) -> SharedStore:
@@ -219,7 +216,7 @@ def test_dashboard_shows_exactly_the_exported_metrics(
     """The alert rules use a subset. An engine test checks vLLM's metrics of both files."""
     vllm_config = make_store_config(store_file=str(tmp_path / "store"))
     metrics.StoreMetrics(vllm_config, make_store(vllm_config)).update()
-    metrics.FeedMetrics(vllm_config).update(FeedCounters())
+    metrics.FeedMetrics(vllm_config).update({"publishers": 0, "age_seconds": 0.0})
     metrics.DraftLengthMetrics(vllm_config).observe_change("1-2", 3, 1.0)
     metrics.set_drafting_gauge(vllm_config, True)
     engine = CountingEngine()
