@@ -40,7 +40,7 @@ function(ngram_npu_export_c_only target)
   target_link_options(${target} PRIVATE -Wl,--as-needed)
 endfunction()
 
-# The families of the operators. A device has one source file per family of which it has kernels, with the family's name.
+# The families of the operators. The CPU and the NPU have one source file of kernels per family, with the family's name.
 set(NGRAM_NPU_FAMILIES bookkeeping correction drafting merging store)
 
 # Sets `out` to the package folder of the torch that Python_EXECUTABLE would import.

@@ -1,6 +1,6 @@
 """Runs a fuzz target built by ``make test-sanitizers`` and checks the run.
 
-    python -m tools.fuzz build/fuzz/tests/cpp/fuzz_device_store --seconds 3600
+    python -m tools.fuzz build/fuzz/tests/cpp/fuzz_store --seconds 3600
 
 A run fails if the target finds a fault. It also fails if an event such as a replaced block never
 occurs, because then the target did not test drafting across that event.

@@ -23,8 +23,8 @@ class FrontEnd {
  public:
   // Allocates an uninitialised result on the device of the first tensor. Returns the address of its items.
   virtual void* allocate_result(size_t index, DType dtype, const int64_t* sizes, int32_t rank) = 0;
-  // Returns the workspace for the kernel: the caller's tensor (null: not given), zeroed memory for this call, or null
-  // if the kernel needs none.
+  // Returns the workspace for the kernel: the caller's tensor (null: not given), uninitialised memory for this call, or
+  // null if the kernel needs none.
   virtual void* prepare_workspace(const Arguments& call, const void* params, const TensorView* workspace) = 0;
   // The threads for a CPU kernel.
   virtual Executor executor() const = 0;

@@ -1,5 +1,5 @@
 // The types of the operator table (schemas.h). One entry describes an argument: its declaration in the schema, what is
-// checked, and the member of the kernel's parameters that gets it. Both front ends interpret the table (arguments.h),
+// checked, and the member of the kernel's parameters that gets it. Both front ends interpret the table (call.h),
 // so an argument is described once.
 #pragma once
 

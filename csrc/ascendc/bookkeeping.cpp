@@ -160,7 +160,7 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
   UbWindow<int32_t> seq_lens(pipe, p.seq_lens, tiling.requests.per_pass);
   LocalBuffer<int32_t> starts(pipe, tiling.requests.per_pass);
   LocalBuffer<int32_t> lengths(pipe, tiling.requests.per_pass);
-  LocalBuffer<int32_t> indices(pipe, larger<int64_t>(tiling.tokens.per_pass, 1));
+  LocalBuffer<int32_t> indices(pipe, tiling.tokens.per_pass);
   int64_t request = first_item(tiling.requests);
   int64_t token = first_item(tiling.tokens);
   while (request <= p.batch || token < p.total_tokens) {
@@ -234,8 +234,8 @@ class StagedInputs : public StagedInputsLayout {
         draft_token_ids{p.draft_token_ids.capacity, *this},
         rows_(p.draft_token_ids),
         num_staged_(smaller(p.draft_token_ids.capacity, kMaxDraftTokens)),
-        row_stride_((num_staged_ + kAlignItems - 1) / kAlignItems * kAlignItems),
-        drafts_(pipe, larger<int64_t>(per_pass * row_stride_, 1)) {}
+        row_stride_(round_up_items<int32_t>(num_staged_)),
+        drafts_(pipe, per_pass * row_stride_) {}
 
   __aicore__ inline void load(int64_t first, int64_t count) {
     query_start_loc.load(first, count + 1);
@@ -255,7 +255,6 @@ class StagedInputs : public StagedInputsLayout {
   const Rows draft_token_ids;
 
  private:
-  static constexpr int64_t kAlignItems = 8;  // 32 bytes
   const TokenRows<const int32_t> rows_;
   const int64_t num_staged_, row_stride_;
   LocalBuffer<int32_t> drafts_;

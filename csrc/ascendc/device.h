@@ -58,16 +58,14 @@ __aicore__ inline AscendC::DataCopyExtParams make_copy_params(int64_t count) {
   return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
 }
 
-// A buffer in the unified buffer that exists for the whole kernel. Scalar, vector and copy instructions access it; the
-// kernel orders these accesses with sync_pipes(). The position is not VECCALC, because the 910B's documentation allows
-// no copies between VECCALC and global memory.
+// A buffer of at least one item in the unified buffer, which exists for the whole kernel. Scalar, vector and copy
+// instructions access it; the kernel orders these accesses with sync_pipes(). The position is not VECCALC, because the
+// 910B's documentation allows no copies between VECCALC and global memory.
 template <class T, AscendC::TPosition position = AscendC::TPosition::VECIN>
 class LocalBuffer : public LocalBufferLayout<T> {
  public:
   __aicore__ inline LocalBuffer(AscendC::TPipe& pipe, int64_t capacity) {
-    constexpr int64_t kUnit = 32;  // bytes
-    const int64_t bytes = (larger<int64_t>(capacity, 1) * int64_t{sizeof(T)} + kUnit - 1) / kUnit * kUnit;
-    pipe.InitBuffer(buffer_, static_cast<uint32_t>(bytes));
+    pipe.InitBuffer(buffer_, static_cast<uint32_t>(LocalBuffer::ub_bytes(capacity)));
     tensor_ = buffer_.template Get<T>();
   }
 
@@ -115,7 +113,7 @@ template <class T>
 class UbWindow : public UbWindowLayout<T> {
  public:
   __aicore__ inline UbWindow(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
-      : array_(array), items_(pipe, larger<int64_t>(capacity, 1)) {}
+      : array_(array), items_(pipe, capacity) {}
 
   __aicore__ inline void load(int64_t first, int64_t count) {
     first_ = first;
@@ -129,13 +127,17 @@ class UbWindow : public UbWindowLayout<T> {
   int64_t first_ = 0;
 };
 
-// Rows of draft token ids of 4 or 8 bytes for a pass of requests, staged in the unified buffer.
+// Rows of draft token ids of 4 or 8 bytes for a pass of requests, staged in the unified buffer. Each row begins at a
+// multiple of 32 bytes and is stored with one copy. If all rows of a pass are stored, contiguous rows of int32 ids are
+// staged without gaps and stored with a single copy.
 class StagedDraftRows : public StagedDraftRowsLayout {
  public:
-  __aicore__ inline StagedDraftRows(AscendC::TPipe& pipe, const DraftRows& rows, int64_t k, int64_t per_pass)
+  __aicore__ inline StagedDraftRows(AscendC::TPipe& pipe, const DraftRows& rows, int64_t k, int64_t per_pass,
+                                    bool stores_all_rows)
       : rows_(rows),
         num_words_(k * words_per_id()),
-        stride_(round_up_items<int32_t>(num_words_)),
+        has_no_gaps_(stores_all_rows && words_per_id() == 1 && rows.stride == k),
+        stride_(has_no_gaps_ ? num_words_ : round_up_items<int32_t>(num_words_)),
         words_(pipe, per_pass * stride_) {}
 
   // Sets token t of request j of the pass.
@@ -145,15 +147,23 @@ class StagedDraftRows : public StagedDraftRowsLayout {
     if (words_per_id() == 2) words_.set(word + 1, token < 0 ? -1 : 0);
   }
   // Stores the row of request j of the pass to batch position i.
-  __aicore__ inline void store(int64_t j, int64_t i) const {
-    words_.store(j * stride_, static_cast<Gm<int32_t>>(rows_.data) + i * rows_.stride * words_per_id(), num_words_);
+  __aicore__ inline void store(int64_t j, int64_t i) const { words_.store(j * stride_, row_at(i), num_words_); }
+  // Stores the rows of `count` requests to the batch positions from `first` on.
+  __aicore__ inline void store_all(int64_t first, int64_t count) const {
+    if (has_no_gaps_) words_.store(0, row_at(first), count * num_words_);
+    for (int64_t j = 0; !has_no_gaps_ && j < count; ++j) store(j, first + j);
   }
 
  private:
   __aicore__ inline int64_t words_per_id() const { return rows_.bytes / int64_t{sizeof(int32_t)}; }
+  __aicore__ inline Gm<int32_t> row_at(int64_t i) const {
+    return static_cast<Gm<int32_t>>(rows_.data) + i * rows_.stride * words_per_id();
+  }
 
   const DraftRows rows_;
-  const int64_t num_words_, stride_;
+  const int64_t num_words_;
+  const bool has_no_gaps_;
+  const int64_t stride_;
   LocalBuffer<int32_t> words_;
 };
 
@@ -203,18 +213,17 @@ class RandomAccessIndices : public RandomAccessIndicesLayout {
 class ScatteredLoads : public ScatteredLoadsLayout {
  public:
   __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)
-      : capacity_(capacity), values_(pipe, capacity * kAlignItems) {}
+      : capacity_(capacity), values_(pipe, capacity * kUnitItems) {}
 
   __aicore__ inline void request(Gm<const int32_t> address) {
     if (count_ == capacity_) return;
-    values_.load(count_ * kAlignItems, address, 1);
+    values_.load(count_ * kUnitItems, address, 1);
     ++count_;
   }
-  __aicore__ inline int32_t operator[](int64_t n) const { return values_.get(smaller(n, count_ - 1) * kAlignItems); }
+  __aicore__ inline int32_t operator[](int64_t n) const { return values_.get(smaller(n, count_ - 1) * kUnitItems); }
   __aicore__ inline void clear() { count_ = 0; }
 
  private:
-  static constexpr int64_t kAlignItems = 8;  // 32 bytes
   const int64_t capacity_;
   LocalBuffer<int32_t> values_;
   int64_t count_ = 0;

@@ -94,7 +94,7 @@ class GatherSource : public GatherSourceLayout {
   const int64_t size;
 
   __aicore__ inline GatherSource(AscendC::TPipe& pipe, Gm<const int32_t> array, int64_t items)
-      : size(items), array_(array), staged_(pipe, larger<int64_t>(smaller(items, kMaxStagedItems), 1)) {}
+      : size(items), array_(array), staged_(pipe, smaller(items, kMaxStagedItems)) {}
 
   __aicore__ inline void load(int64_t first = 0) {
     staged_first_ = first;

@@ -67,7 +67,6 @@ constexpr int64_t kMaxPlannedRequests = 64;
 constexpr int64_t kMaxParts = 8;
 constexpr int64_t kMaxLookups = 16;
 constexpr int64_t kMaxTileTokens = 32;
-constexpr int64_t kMaxTileEntries = 6 * kMaxTileTokens;
 // Minimum number of tokens in a part: a core's first loads take longer than inserting the n-grams of fewer tokens.
 constexpr int64_t kMinPartTokens = 16;
 

@@ -387,17 +387,13 @@ __aicore__ inline void search_into_workspace(const NgramNpuLaunchArgs& args) {
   search_items(pipe, p, tiling, writer);
 }
 
-// Drafts from the best matches of a pass of requests. Contiguous rows of int32 ids are stored with one copy. Other rows
-// of ids begin at multiples of 32 bytes in the unified buffer and are stored with one copy each.
+// Drafts from the best matches of a pass of requests.
 class Drafter : public DrafterLayout {
  public:
   template <class Params>
   __aicore__ inline Drafter(AscendC::TPipe& pipe, int64_t per_pass, const Params& p)
       : options_(p.lookup),
-        words_per_id_(p.draft_token_ids.bytes / int64_t{sizeof(int32_t)}),
-        is_contiguous_(words_per_id_ == 1 && p.draft_token_ids.stride == p.lookup.k),
-        row_stride_(is_contiguous_ ? p.lookup.k : (p.lookup.k * words_per_id_ + 7) / 8 * 8),
-        drafts_(pipe, larger<int64_t>(per_pass * row_stride_, 1)),
+        draft_token_ids_(pipe, p.draft_token_ids, p.lookup.k, per_pass, true),
         num_draft_tokens_(pipe, per_pass),
         match_lens_(pipe, per_pass) {}
 
@@ -411,8 +407,7 @@ class Drafter : public DrafterLayout {
     const DraftLengths lengths = draft_lengths(row, match, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
       const int32_t token = d < lengths.num_filled ? row[draft_read_position(match.end, row.length, d)] : padding_token;
-      drafts_.set(j * row_stride_ + d * words_per_id_, token);
-      if (words_per_id_ == 2) drafts_.set(j * row_stride_ + d * words_per_id_ + 1, token < 0 ? -1 : 0);
+      draft_token_ids_.set(j, d, token);
     }
     num_draft_tokens_.set(j, static_cast<int32_t>(lengths.num_drafted));
     match_lens_.set(j, reported_match_len(match, lengths.num_drafted));
@@ -420,22 +415,15 @@ class Drafter : public DrafterLayout {
 
   template <class Params>
   __aicore__ inline void store(const Params& p, int64_t first, int64_t count) {
-    const auto ids = static_cast<Gm<int32_t>>(p.draft_token_ids.data);
-    if (is_contiguous_) drafts_.store(0, ids + first * options_.k, count * options_.k);
-    for (int64_t j = 0; !is_contiguous_ && j < count; ++j) {
-      drafts_.store(j * row_stride_, ids + (first + j) * p.draft_token_ids.stride * words_per_id_,
-                    options_.k * words_per_id_);
-    }
+    draft_token_ids_.store_all(first, count);
     num_draft_tokens_.store(0, p.num_draft_tokens + first, count);
     match_lens_.store(0, p.match_len + first, count);
   }
 
  private:
   const LookupOptions options_;
-  const int64_t words_per_id_;
-  const bool is_contiguous_;
-  const int64_t row_stride_;  // in words, in the unified buffer
-  LocalBuffer<int32_t> drafts_, num_draft_tokens_, match_lens_;
+  StagedDraftRows draft_token_ids_;
+  LocalBuffer<int32_t> num_draft_tokens_, match_lens_;
 };
 
 // For the second of two launches. Reads the best match of each span, and returns the best match of a row.

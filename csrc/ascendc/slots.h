@@ -34,9 +34,8 @@ class TokenWindow : public TokenWindowLayout<T> {
   // Sets the items from `begin` to the end of the window, with a vector instruction from the first multiple of 32
   // bytes.
   __aicore__ inline void fill_to_end(int64_t begin, T value) {
-    constexpr int64_t kBlockItems = 32 / sizeof(T);
     constexpr int64_t kWords = sizeof(T) / sizeof(int32_t);
-    const int64_t first = (larger<int64_t>(begin - begin_, 0) + kBlockItems - 1) / kBlockItems * kBlockItems;
+    const int64_t first = round_up_items<T>(larger<int64_t>(begin - begin_, 0));
     const auto word = static_cast<int32_t>(value);
     // The 910B has no Duplicate() of int64.
     const bool has_equal_words = kWords == 1 || static_cast<int64_t>(value) >> 32 == word;

@@ -227,8 +227,8 @@ class EntryUpdater : public EntryUpdaterLayout {
   const int64_t tile_tokens_;
   LocalBuffer<int32_t> tokens_, newest_;
   LocalBuffer<int32_t, AscendC::TPosition::VECOUT> values_;  // only copies from VECOUT can be atomic
-  Gm<int32_t> entries_[kMaxTileEntries];
-  int32_t positions_[kMaxTileEntries];
+  Gm<int32_t> entries_[kMaxTileTokens * kSizes];
+  int32_t positions_[kMaxTileTokens * kSizes];
 };
 
 // The second launch: second newest = max(second newest, min(newest, position)).
@@ -418,7 +418,7 @@ class StoreDrafts : public StoreDraftsLayout {
  public:
   __aicore__ inline StoreDrafts(AscendC::TPipe& pipe, const StoreProposeParams& p, int64_t per_pass)
       : p_(p),
-        draft_token_ids_(pipe, p.draft_token_ids, p.k, per_pass),
+        draft_token_ids_(pipe, p.draft_token_ids, p.k, per_pass, false),
         num_draft_tokens_(pipe, per_pass),
         match_lens_(pipe, per_pass),
         agreements_(pipe, per_pass) {}

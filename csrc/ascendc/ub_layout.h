@@ -1,6 +1,6 @@
 // The unified buffer bytes of the kernels' classes that own buffers. The host plans with these sizes (plans.h), but it
-// cannot compile the classes, so each class inherits ub_bytes() from its layout. The twin checks that a kernel
-// allocates exactly the planned bytes.
+// cannot compile the classes, so each class inherits ub_bytes() from its layout. The twin checks that no kernel
+// allocates more than the planned bytes.
 #pragma once
 
 #include "ascendc/launch_args.h"

@@ -41,8 +41,8 @@ NGRAM_FN RequestRow request_row(const NgramProposeParams& p, int64_t i) {
 // row.
 NGRAM_FN int32_t padding_token(const NgramProposeParams& p, const RequestRow& assigned) {
   const bool has_token = assigned.length >= 1 && assigned.length <= p.token_ids.capacity;
-  return p.lookup.fill && has_token ? padding_after(p.token_ids[assigned.row][assigned.length - 1], p.lookup)
-                                    : kNoToken;
+  if (!p.lookup.fill || !has_token) return kNoToken;
+  return padding_after(p.token_ids[assigned.row][assigned.length - 1], p.lookup.vocab_size);
 }
 NGRAM_FN int32_t padding_token(const NgramProposeParams& p, int64_t i) { return padding_token(p, assigned_row(p, i)); }
 
@@ -118,7 +118,7 @@ NGRAM_FN bool should_draft(const AcceptResult& result) { return result.row >= 0 
 // The token for output positions that are not filled from the row; kNoToken without a newest token.
 NGRAM_FN int32_t padding_token(const NgramStepParams& p, const AcceptResult& result) {
   const bool has_token = result.row >= 0 && (result.num_sampled > 0 || result.old_length > 0);
-  return has_token ? padding_after(result.next_token, p.lookup) : kNoToken;
+  return p.lookup.fill && has_token ? padding_after(result.next_token, p.lookup.vocab_size) : kNoToken;
 }
 
 }  // namespace ngram_npu

@@ -108,11 +108,11 @@ NGRAM_FN DraftLengths draft_lengths(const Row& row, Match match, int64_t num_tok
   return end_before_invalid_id(lengths, num_valid);
 }
 
-// The token for output positions that are not filled from a row whose newest token is `newest_token`, so that padding
-// is a valid id, too. Without `fill`, these positions have no token.
-NGRAM_FN int32_t padding_after(int32_t newest_token, const LookupOptions& options) {
-  if (!options.fill || options.vocab_size <= 0) return kNoToken;
-  return is_valid_token(newest_token, options.vocab_size) ? newest_token : 0;
+// With `fill`, the token for output positions that are not filled from a row whose newest token is `newest_token`:
+// padding is a valid id, too. Without `fill`, these positions have no token.
+NGRAM_FN int32_t padding_after(int32_t newest_token, int64_t vocab_size) {
+  if (vocab_size <= 0) return kNoToken;
+  return is_valid_token(newest_token, vocab_size) ? newest_token : 0;
 }
 
 // The match length to report: 0 if nothing is drafted.

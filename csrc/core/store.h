@@ -469,9 +469,7 @@ NGRAM_FN bool is_trusted(const Contents<const int32_t>& contents, const StoreDra
 
 // The token for positions after a draft.
 NGRAM_FN int32_t padding_token(const StoreProposeParams& p, const Query& query) {
-  if (!p.fill || p.vocab_size <= 0) return kNoToken;
-  const int32_t newest = query.end[-1];
-  return is_valid_token(newest, p.vocab_size) ? newest : 0;
+  return p.fill ? padding_after(query.end[-1], p.vocab_size) : kNoToken;
 }
 
 }  // namespace store

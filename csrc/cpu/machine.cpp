@@ -14,7 +14,6 @@ namespace {
 
 struct InstructionSetEntry {
   const char* name;
-  InstructionSet set;
   FindMatch find_match;
   bool (*is_available)();
 };
@@ -31,14 +30,13 @@ bool has_bit_manipulation() {
 
 // The widest instruction set is last.
 constexpr InstructionSetEntry kEntries[] = {
-    {"scalar", InstructionSet::kScalar, find_match_scalar, [] { return true; }},
+    {"scalar", find_match_scalar, [] { return true; }},
 #if defined(__x86_64__)
-    {"avx2", InstructionSet::kAvx2, find_match_avx2,
-     [] { return __builtin_cpu_supports("avx2") && has_bit_manipulation(); }},
-    {"avx512", InstructionSet::kAvx512, find_match_avx512,
+    {"avx2", find_match_avx2, [] { return __builtin_cpu_supports("avx2") && has_bit_manipulation(); }},
+    {"avx512", find_match_avx512,
      [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && has_bit_manipulation(); }},
 #elif defined(__aarch64__)
-    {"neon", InstructionSet::kNeon, find_match_neon, [] { return true; }},
+    {"neon", find_match_neon, [] { return true; }},
 #endif
 };
 
@@ -70,8 +68,6 @@ std::atomic<const InstructionSetEntry*>& selected_entry() {
 }
 
 }  // namespace
-
-InstructionSet instruction_set() { return selected_entry().load(std::memory_order_relaxed)->set; }
 
 FindMatch get_find_match() { return selected_entry().load(std::memory_order_relaxed)->find_match; }
 

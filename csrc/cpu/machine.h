@@ -9,14 +9,7 @@
 
 namespace ngram_npu::cpu {
 
-// The instruction set in use is the widest of the machine, unless a caller or the environment variable
-// NGRAM_NPU_INSTRUCTION_SET selects a narrower set, as the tests do.
-enum class InstructionSet : int32_t { kScalar, kAvx2, kAvx512, kNeon };
-
-InstructionSet instruction_set();
-
-// The scan of a row. Finds the match that docs/ops/ngram_propose.md defines in a row of
-// num_tokens >= 2 tokens.
+// The scan of a row. Finds the match that docs/ops/ngram_propose.md defines in a row of num_tokens >= 2 tokens.
 using FindMatch = Match (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
                             int32_t match_policy);
 
@@ -28,7 +21,8 @@ Match find_match_avx512(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 Match find_match_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #endif
 
-// Returns the scan for the instruction set in use.
+// Returns the scan for the instruction set in use: the widest of the machine, unless a caller or the environment
+// variable NGRAM_NPU_INSTRUCTION_SET selects a narrower one, as the tests do.
 FindMatch get_find_match();
 
 // Returns the number of threads for a batch in which `tokens` tokens are read.

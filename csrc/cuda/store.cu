@@ -58,8 +58,7 @@ __global__ void __launch_bounds__(kPlanThreads) store_plan_kernel(const __grid_c
   const int64_t blocks_before = prefix_sum_over_block(num_blocks, block.warp_sums, &total) - num_blocks;
   auto next = static_cast<int32_t>(next_number(p) + blocks_before);
   for (int64_t i = first; i < stop; ++i) {
-    // The third launch zeroes what is written here, but not for requests that store nothing.
-    if (appends[i].num_blocks > 0) appends[i].first_block = next;
+    appends[i].first_block = next;
     next += appends[i].num_blocks;
   }
   if (threadIdx.x == 0) p.allocator[kPlannedNumber] = static_cast<int32_t>(next_number(p) + total);
@@ -90,8 +89,7 @@ __global__ void __launch_bounds__(kAppendThreads) store_copy_kernel(const __grid
 __global__ void __launch_bounds__(kAppendThreads) store_append_kernel(const __grid_constant__ StoreAppendParams p) {
   const int64_t i = blockIdx.x;
   const auto thread = static_cast<int64_t>(threadIdx.x);
-  StoreAppend& planned = static_cast<StoreAppend*>(p.workspace)[i];
-  const StoreAppend append = planned;
+  const StoreAppend append = static_cast<const StoreAppend*>(p.workspace)[i];
   if (i == 0 && thread == 0) p.allocator[kNextNumber] = p.allocator[kPlannedNumber];
   if (append.is_active == 0) return;
   const int64_t row = p.row_indices[i], scope = scope_of(p.scopes, i);
@@ -99,8 +97,6 @@ __global__ void __launch_bounds__(kAppendThreads) store_append_kernel(const __gr
   for (int64_t t = thread; t < num_written_tokens(append); t += kAppendThreads) write_token(p, append, row, t);
   for_each_entry(p, append, [](int32_t* entry, int32_t position) { atomicMax(&entry[kNewest], position); });
   if (thread == 0) finish_append(p, append, i);
-  __syncthreads();
-  if (thread == 0) planned = StoreAppend{};
 }
 
 // The number of j < count before the first one without `condition`, in every lane of a warp.

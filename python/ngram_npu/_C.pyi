@@ -61,5 +61,6 @@ def pack_rows(
     ``rows[:split]``, and the smallest item of ``rows[split:]``."""
 
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32: ...
+def list_drafts(draft_token_ids: _Int32, num_draft_tokens: _Int32) -> list[list[int]]: ...
 def __getattr__(operator: str) -> Any:
     """Returns an operator, which is defined from its schema in csrc/schemas.h."""

@@ -12,13 +12,13 @@ from ngram_npu.doctor import Report, doctor
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
 from ngram_npu.store import (
     PRIVATE_SCOPE,
+    IntegrityError,
     NgramStore,
     Scope,
     StoreFileError,
     StoreStatistics,
     scope_of,
 )
-from ngram_npu.tensors import IntegrityError
 
 __all__ = [
     "CONTRACT_VERSION",

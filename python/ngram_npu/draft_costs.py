@@ -128,18 +128,27 @@ class DraftCosts:
         """
         if not self._ends_drafts:
             return
+        self.limit_counts(num_draft_tokens, match_len, agreement)
         width = draft_token_ids.shape[1]
         if is_tensor(match_len):
-            _, num_kept, columns = self.copy_tables(match_len.device)
-            kept = num_kept[_find_row(match_len, agreement)]
-            num_draft_tokens.clamp_(max=kept)
+            _, _, columns = self.copy_tables(match_len.device)
             draft_token_ids.masked_fill_(columns[:width] >= num_draft_tokens[:, None], -1)
             return
         # `take` and `putmask` take a third of the time of indexing with arrays.
-        kept = self._num_kept.take(_find_row(match_len, agreement))
-        np.minimum(num_draft_tokens, kept, out=num_draft_tokens)
         is_behind = self._is_behind[:, :width].take(num_draft_tokens, axis=0)
         np.putmask(draft_token_ids, is_behind, -1)
+
+    def limit_counts(self, num_draft_tokens: Any, match_len: Any, agreement: Any = None) -> None:
+        """Does what :meth:`end_drafts` does to ``num_draft_tokens``, for a caller that ignores the
+        tokens behind a draft."""
+        if not self._ends_drafts:
+            return
+        row = _find_row(match_len, agreement)
+        if is_tensor(match_len):
+            _, num_kept, _ = self.copy_tables(match_len.device)
+            num_draft_tokens.clamp_(max=num_kept[row])
+        else:
+            np.minimum(num_draft_tokens, self._num_kept.take(row), out=num_draft_tokens)
 
     def copy_tables(
         self, device: Any, copy: Callable[[Any], Any] | None = None

@@ -248,19 +248,13 @@ class NgramProposer:
         if slot_indices is None:
             store.reserve_slots(len(rows[0]), batch)
         agreement = self._allocate_int32(rows[2], (batch,))
-        store.begin_step(batch, MAX_NEW_TOKENS)
-        store.append(
+        store.append_and_propose(
             *rows,
             row_indices=row_indices,
-            slot_indices=slot_indices,
             scopes=scopes,
+            slot_indices=slot_indices,
             max_new=MAX_NEW_TOKENS,
             hold_back=False,
-        )
-        store.propose(
-            *rows,
-            row_indices=row_indices,
-            scopes=scopes,
             draft_token_ids=drafts.draft_token_ids,
             num_draft_tokens=drafts.num_draft_tokens,
             match_len=drafts.match_len,

@@ -248,6 +248,28 @@ def test_reasoning_and_calls_are_part_of_an_answer(write_jsonl: Any) -> None:
     assert answers[1] == [f"<think>\nhm!\n</think>\n\n{call_text}"]
 
 
+@pytest.mark.parametrize("keys", [("index", "id"), ("index",), ("id",), ()])
+def test_pieces_of_calls_are_joined_with_and_without_index_and_id(
+    keys: tuple[str, ...], write_jsonl: Any
+) -> None:
+    calls = [{"name": "Read", "arguments": '{"f": 1}'}, {"name": "Stop", "arguments": "{}"}]
+    whole = {"role": "assistant", "tool_calls": [{"function": call} for call in calls]}
+    pieces = []
+    for number, call in enumerate(calls):
+        marks = {key: {"index": number, "id": f"c{number}"}[key] for key in keys}
+        first, rest = call["arguments"][:1], call["arguments"][1:]
+        pieces.append({**marks, "function": {"name": call["name"], "arguments": first}})
+        pieces.append({**marks, "function": {"arguments": rest}})
+    chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]} for piece in pieces]
+    answers = read_answers(
+        write_jsonl(
+            {"request": REQUEST, "response": {"choices": [{"message": whole}]}},
+            {"request": REQUEST, "response": chunks},
+        )
+    )
+    assert answers[0] == answers[1]
+
+
 def test_choices_are_separate_conversations(write_jsonl: Any) -> None:
     choices = [
         {"index": i, "message": {"role": "assistant", "content": t}} for i, t in enumerate("ab")

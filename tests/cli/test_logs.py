@@ -134,6 +134,17 @@ def test_mapped_rows_are_grouped_and_sorted_by_time(write_jsonl: Any) -> None:
     assert read(write_jsonl(*lines), map=mapping) == [[("user:a", "b"), ("user:c", "d")]]
 
 
+@pytest.mark.parametrize("times", [[2, 1, 1, 2], [None] * 4])
+def test_rows_of_equal_time_keep_their_order(times: list[int | None], write_jsonl: Any) -> None:
+    texts = ["c", "a", "b", "d"] if times[0] else ["a", "b", "c", "d"]
+    lines = [
+        {"c": "x", "r": "user" if text in "ac" else "assistant", "t": text, "at": time}
+        for time, text in zip(times, texts, strict=True)
+    ]
+    mapping = "role=r, content=t, conversation=c" + (", time=at" if times[0] else "")
+    assert read(write_jsonl(*lines), map=mapping) == [[("user:a", "b"), ("user:c", "d")]]
+
+
 @pytest.mark.parametrize("time", ["soon", None, [1], 10**400, {}, "9" * 400])
 def test_row_without_a_time_is_refused(time: Any, write_jsonl: Any) -> None:
     lines = [{"c": 1, "m": m, "at": t} for m, t in zip(MESSAGES, (1, time), strict=True)]
@@ -288,6 +299,7 @@ def test_bad_file_does_not_end_a_folder(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.json", b"{", "not JSON"),
+        ("a.json", json.dumps([PAIR, PAIR]).encode()[:-1], "not JSON"),
         ("a.jsonl", b"", "no conversation"),
         ("a.jsonl.gz", b"\x1f\x8b\x08broken", "damaged gzip"),
         ("a.parquet", b"PAR1broken", "damaged Parquet"),

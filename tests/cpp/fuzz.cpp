@@ -1,31 +1,14 @@
-// libFuzzer targets (`make test-sanitizers`): the bytes choose the events of an episode, which compares results with
-// definitions.
-//   fuzz_store   requests that share a store; contents and drafts must equal those of a naive model
+// A libFuzzer target (`make test-sanitizers`): the bytes choose the events of an episode of requests that share a
+// store. The contents and drafts must equal those of a naive model.
 #include <cstdio>
 #include <cstdlib>
 
 #include "choices.h"
 #include "store_episode.h"
 
-namespace ngram_npu::test {
-namespace {
-
-EventCounts event_counts;
-
-template <class Episode>
-int run_episode(Episode&& episode) {
-  if (const char* error = episode.run()) {
-    std::fprintf(stderr, "fuzz: %s\n", error);
-    std::abort();
-  }
-  event_counts += episode.event_counts();
-  return 0;
-}
-
-}  // namespace
-}  // namespace ngram_npu::test
-
 using namespace ngram_npu::test;
+
+static EventCounts event_counts;
 
 // Prints the counts at the process's end. tools/fuzz.py reads these lines and fails if a count is 0.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
@@ -40,5 +23,11 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ByteChoices choices(data, size);
   const int64_t variant = choices.below(4);
-  return run_episode(StoreEpisode(choices, kFlushes[variant % 2], variant / 2 != 0));
+  StoreEpisode episode(choices, kFlushes[variant % 2], variant / 2 != 0);
+  if (const char* error = episode.run()) {
+    std::fprintf(stderr, "fuzz: %s\n", error);
+    std::abort();
+  }
+  event_counts += episode.event_counts();
+  return 0;
 }

@@ -6,14 +6,11 @@ items to cores by the rules of csrc/ascendc/device.h.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from backends import TWIN_BACKENDS, Backend
+from backends import TWIN_BACKENDS
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
 from ops.specs.inputs import make_match_rows
@@ -160,17 +157,6 @@ def test_lookup_tiles_fit_in_the_unified_buffer(op: str) -> None:
 # The following test runs the lookup on the twin.
 
 
-@contextmanager
-def set_twin_cores(cores: int) -> Iterator[Backend]:
-    assert TWIN.twin is not None
-    set_cores = ctypes.CDLL(str(TWIN.twin.path)).ngram_npu_ascendc_twin_set_cores
-    set_cores(ctypes.c_int64(cores))
-    try:
-        yield TWIN
-    finally:
-        set_cores(ctypes.c_int64(0))
-
-
 def find_piece_starts(length: int, cores: int) -> list[int]:
     """Returns where the pieces of a single row begin, without the first piece, by the rules of
     csrc/ascendc/lookup.h. A piece is the part of the row that a core reads with one tile."""
@@ -198,8 +184,9 @@ def test_twin_finds_matches_at_piece_starts(cores: int, length: int, n: int) -> 
     assert match_ends or length == 8257  # one tile reads the row
     rows = make_match_rows(match_ends[:6], n, length)
     spec = OPSPECS["ngram_propose"]
-    with set_twin_cores(cores) as backend:
+    assert TWIN.twin is not None
+    with TWIN.twin.use_cores(cores):
         for i, row in enumerate(rows):
             lookup = (1, n, 4, i % 2, False, 2**40, 2**31 - 1, n % 2 == 0)
             args = (row[None], np.array([length], np.int32), None, None, *lookup)
-            check_parity(spec, backend, Sample(f"{cores}-{length}-{n}-{i}", args))
+            check_parity(spec, TWIN, Sample(f"{cores}-{length}-{n}-{i}", args))

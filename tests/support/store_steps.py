@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
+from ops.reference.store import BLOCK
 from ops.specs import Array
-from ops.specs.store import BLOCK, CONTENTS, SCOPES, Store
+from ops.specs.store import CONTENTS, SCOPES, Store, new_store
 
 
 def generate_steps(seed: int) -> Iterator[dict[str, Array]]:
@@ -56,3 +58,22 @@ def propose_drafts(store: Store, rows: dict[str, Array]) -> dict[str, Array]:
 def assert_equal(store: dict[str, Array], other: dict[str, Array], where: str) -> None:
     for name, array in store.items():
         assert np.array_equal(array, other[name]), f"{where}: {name}"
+
+
+def check_ranks(
+    select_rank: Callable[[int, int], AbstractContextManager[None]], num_steps: int
+) -> None:
+    """Runs the same steps on two ranks, and checks that their drafts and stores are equal.
+    ``select_rank(rank, step)`` selects the rank's machine within a `with` block."""
+    stores = [new_store(8, 4096, 6) for _ in range(2)]
+    num_drafts = 0
+    for step, rows in zip(range(num_steps), generate_steps(11), strict=False):
+        drafts = []
+        for rank, store in enumerate(stores):
+            with select_rank(rank, step):
+                append_text(store, rows)
+                drafts.append(propose_drafts(store, rows))
+        assert_equal(*drafts, f"step {step}")
+        num_drafts += int((drafts[0]["agreement"] >= 0).sum())
+    assert_equal(*stores, "after the last step")
+    assert num_drafts > num_steps / 2

@@ -9,6 +9,8 @@ import ctypes
 import functools
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,17 @@ class Twin:
             return ""
         function.restype = ctypes.c_char_p
         return str(function().decode())
+
+    @contextmanager
+    def use_cores(self, num_cores: int) -> Iterator[None]:
+        """Gives the model of an NPU this number of cores within a `with` block. Otherwise, launches
+        alternate between several numbers."""
+        set_cores = _load_library(self.path).ngram_npu_ascendc_twin_set_cores
+        set_cores(ctypes.c_int64(num_cores))
+        try:
+            yield
+        finally:
+            set_cores(ctypes.c_int64(0))
 
 
 TWINS = (

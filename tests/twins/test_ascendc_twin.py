@@ -3,7 +3,6 @@ suite runs the kernels' samples on machines of 1 to 48 cores."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from backends import TWIN_BACKENDS
 from ops.specs.store import new_store
-from store_steps import append_text, assert_equal, generate_steps, propose_drafts
+from store_steps import append_text, assert_equal, check_ranks, generate_steps, propose_drafts
 
 TWIN = next(b for b in TWIN_BACKENDS if b.name == "ascendc_twin")
 RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "20000"))
@@ -22,13 +21,8 @@ RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "20000"))
 def run_on_cores(num_cores: int) -> Iterator[None]:
     """Runs the operators on the twin of an NPU with this number of cores."""
     assert TWIN.twin is not None
-    set_cores = ctypes.CDLL(str(TWIN.twin.path)).ngram_npu_ascendc_twin_set_cores
-    with TWIN.select():
-        set_cores(ctypes.c_int64(num_cores))
-        try:
-            yield
-        finally:
-            set_cores(ctypes.c_int64(0))
+    with TWIN.select(), TWIN.twin.use_cores(num_cores):
+        yield
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 7, 40, 48])
@@ -45,15 +39,4 @@ def test_store_on_any_number_of_cores_equals_store_of_cpu(num_cores: int) -> Non
 
 @pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
 def test_ranks_with_different_numbers_of_cores_have_equal_stores(num_steps: int) -> None:
-    stores = [new_store(8, 4096, 6) for _ in range(2)]
-    num_drafts = 0
-    for step, rows in zip(range(num_steps), generate_steps(11), strict=False):
-        drafts = []
-        for store, num_cores in zip(stores, (7, 48), strict=True):
-            with run_on_cores(num_cores):
-                append_text(store, rows)
-                drafts.append(propose_drafts(store, rows))
-        assert_equal(*drafts, f"step {step}")
-        num_drafts += int((drafts[0]["agreement"] >= 0).sum())
-    assert_equal(*stores, "after the last step")
-    assert num_drafts > num_steps / 2
+    check_ranks(lambda rank, _: run_on_cores((7, 48)[rank]), num_steps)

@@ -8,12 +8,14 @@ build/suffix-decoding, which git ignores. Needs cmake, ninja and a C++ compiler.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,32 +27,32 @@ from tools.bench.recorded import Counts, find_data, load_sets, replay
 VERSION, NANOBIND = "0.3.0", "2.9.2"
 FOLDER = ROOT / "build" / "suffix-decoding"
 K = 8
-DEPTH = 64
-"""Depth of a tree, which is also the longest context that can match (Arctic's default)."""
-LIMITS = (1.0, 0.0, 0.1, False)
-"""Arctic's defaults of max_spec_factor, max_spec_offset, min_token_prob, and no tree drafts."""
 
 
-def load_tree_class() -> Any:
-    """Returns Arctic's class SuffixTree, after downloading and compiling it if needed."""
-    if not list(FOLDER.glob("out/_C.*")):
+def build_package() -> Path:
+    """Returns the folder with the package arctic_inference, after downloading it and compiling its
+    suffix tree if needed."""
+    package = FOLDER / f"arctic_inference-{VERSION}"
+    target = package / "arctic_inference" / "suffix_decoding"
+    if not list(target.glob("_C.*")):
         pip = [sys.executable, "-m", "pip"]
         source = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
         _run(*pip, *source, f"arctic-inference=={VERSION}", "--dest", str(FOLDER))
         _run(*pip, "install", "--target", str(FOLDER / "nanobind"), f"nanobind=={NANOBIND}")
-        with tarfile.open(FOLDER / f"arctic_inference-{VERSION}.tar.gz") as archive:
+        with tarfile.open(FOLDER / f"{package.name}.tar.gz") as archive:
             archive.extractall(FOLDER, filter="data")
-        tree = FOLDER / f"arctic_inference-{VERSION}" / "csrc" / "suffix_decoding"
+        tree, build = package / "csrc" / "suffix_decoding", FOLDER / "out"
         python = f"-DPython_EXECUTABLE={sys.executable}"
-        _run("cmake", "-S", str(tree), "-B", str(FOLDER / "out"), "-G", "Ninja", python)
-        _run("cmake", "--build", str(FOLDER / "out"))
-    library = next(FOLDER.glob("out/_C.*"))
-    spec = importlib.util.spec_from_file_location("arctic._C", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.SuffixTree
+        _run("cmake", "-S", str(tree), "-B", str(build), "-G", "Ninja", python)
+        _run("cmake", "--build", str(build))
+        shutil.copy(next(build.glob("_C.*")), target)
+    return package
+
+
+def load_tree_class() -> Any:
+    """Returns Arctic's class SuffixTree."""
+    sys.path.append(str(build_package()))
+    return importlib.import_module("arctic_inference.suffix_decoding._C").SuffixTree
 
 
 def _run(*command: str) -> None:
@@ -59,17 +61,33 @@ def _run(*command: str) -> None:
 
 class SuffixDecoding:
     """A drafter with a tree per conversation. If it is shared, another tree has the text of all
-    conversations without the first prompt of each; the draft with the higher score is used."""
+    conversations without the first prompt of each; the draft with the higher score is used.
 
-    def __init__(self, tree_class: Any, is_shared: bool) -> None:
-        self._tree_class = tree_class
-        self._shared_tree = tree_class(DEPTH) if is_shared else None
+    Args:
+        depth: Depth of a tree, which is also the longest context that can match. The default is
+            Arctic's, as are those of the limits.
+        max_spec_factor: Draft tokens per matched token.
+    """
+
+    def __init__(
+        self,
+        tree_class: Any,
+        is_shared: bool,
+        *,
+        k: int = K,
+        depth: int = 64,
+        max_spec_factor: float = 1.0,
+    ) -> None:
+        self._tree_class, self._k, self._depth = tree_class, k, depth
+        # The others are max_spec_offset, min_token_prob, and no tree drafts.
+        self._limits = max_spec_factor, 0.0, 0.1, False
+        self._shared_tree = tree_class(depth) if is_shared else None
         self._num_conversations = 0
         self._states: dict[int, Any] = {}
 
     def reset(self, rows: Any) -> None:
         for row in rows.tolist():
-            tree = self._tree_class(DEPTH)
+            tree = self._tree_class(self._depth)
             self._states[row] = SimpleNamespace(tree=tree, length=0, id=self._num_conversations)
             self._num_conversations += 1
 
@@ -78,7 +96,7 @@ class SuffixDecoding:
     ) -> Any:
         """Appends the sampled tokens to the rows and drafts; the replay always advances."""
         rows = range(len(token_ids)) if row_indices is None else row_indices.tolist()
-        drafts, counts = np.full((len(rows), K), -1, np.int32), np.zeros(len(rows), np.int32)
+        drafts, counts = np.full((len(rows), self._k), -1, np.int32), np.zeros(len(rows), np.int32)
         for i, row in enumerate(rows):
             new, state, start = sampled[i][sampled[i] >= 0], self._states[row], num_tokens[row]
             end = start + len(new)
@@ -92,8 +110,8 @@ class SuffixDecoding:
                 self._shared_tree.extend_ndarray(state.id, text)
                 trees.append(self._shared_tree)
             state.length = end
-            context = token_ids[row, max(0, end - DEPTH) : end]
-            found = [tree.speculate_ndarray(context, K, *LIMITS) for tree in trees]
+            context = token_ids[row, max(0, end - self._depth) : end]
+            found = [tree.speculate_ndarray(context, self._k, *self._limits) for tree in trees]
             best = max(found, key=lambda draft: draft.score).token_ids
             drafts[i, : len(best)], counts[i] = best, len(best)
         return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)

@@ -26,6 +26,7 @@ from ngram_npu_cli.tokenization import TokenRequest
 
 from tools.bench.measure import ROOT, make_parser, write_result
 from tools.bench.recorded import find_data, load_sets
+from tools.bench.suffix_decoding import build_package
 
 K = 5
 SETS = ("specbench-chat", "tau-bench-airline")
@@ -64,8 +65,9 @@ SETTINGS: Mapping[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
         {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 16},
         {"NGRAM_NPU_VLLM": "0"},
     ),
+    "vLLM, suffix decoding": ({"method": "suffix"}, {"NGRAM_NPU_VLLM": "0"}),
     "ngram_npu": (OURS, {}),
-    "ngram_npu, store": (OURS, {"store": True}),
+    "ngram_npu, store": (OURS, {"store": True, "scope": "shared"}),
 }
 """By setting: vLLM's speculative configuration, and options of ngram_npu or, in capitals, variables
 of the environment."""
@@ -150,7 +152,8 @@ def run_engine(name: str, model: str, conversations: Sequence[TokenRequest]) -> 
 def run_process(name: str, set_name: str, limit: int, data: Path) -> dict[str, float]:
     """Runs an engine in a new process, whose last line of output is the result."""
     variables = {key: value for key, value in SETTINGS[name][1].items() if key.isupper()}
-    paths = [str(ROOT), str(SITE.parent), str(SITE), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(SITE.parent), str(SITE), str(build_package())]
+    paths.append(os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, **ENVIRONMENT, **variables, "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(MODEL))

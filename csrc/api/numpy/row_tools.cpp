@@ -1,4 +1,5 @@
-// numpy bindings of the functions that pack rows for copies to the device, for AsyncSpecState.
+// numpy bindings of functions for which Python or NumPy would take too long: packing rows for copies to the device, for
+// AsyncSpecState, and the drafts as the lists that vLLM's V1 model runner expects.
 #include <string>
 #include <vector>
 
@@ -71,6 +72,25 @@ py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle 
   return joined_items;
 }
 
+// Returns the first num_draft_tokens[i] tokens of each draft as a list.
+py::list list_drafts(py::handle draft_token_ids, py::handle num_draft_tokens) {
+  const api::Arguments call("list_drafts");
+  const api::TensorView drafts = view_array(call, "draft_token_ids", draft_token_ids);
+  call.check_tensor(drafts, api::kInt32, 2, api::Arguments::kRead, drafts);
+  const int64_t batch = drafts.sizes[0];
+  const api::TensorView counts = check_vector(call, "num_draft_tokens", num_draft_tokens, api::kInt32, batch);
+  py::list lists(static_cast<size_t>(batch));
+  for (int64_t i = 0; i < batch; ++i) {
+    const int32_t count = static_cast<const int32_t*>(counts.data)[i];
+    call.check_scalar("num_draft_tokens", count, {0, drafts.sizes[1]});
+    const int32_t* draft = static_cast<const int32_t*>(drafts.data) + i * drafts.strides[0];
+    py::list tokens(static_cast<size_t>(count));
+    for (int32_t j = 0; j < count; ++j) PyList_SET_ITEM(tokens.ptr(), j, py::int_(draft[j]).release().ptr());
+    PyList_SET_ITEM(lists.ptr(), i, tokens.release().ptr());
+  }
+  return lists;
+}
+
 }  // namespace
 
 void define_row_tools(py::module_& m) {
@@ -78,6 +98,7 @@ void define_row_tools(py::module_& m) {
   m.attr("CHUNK_ITEMS") = cpu::kChunkItems;
   m.def("pack_rows", pack_rows, arg("rows"), arg("first_chunks"), arg("min_items"), arg("split"));
   m.def("join_spans", join_spans, arg("items"), arg("begins"), arg("counts"));
+  m.def("list_drafts", list_drafts, arg("draft_token_ids"), arg("num_draft_tokens"));
 }
 
 }  // namespace ngram_npu::numpy

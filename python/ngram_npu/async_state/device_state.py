@@ -285,13 +285,23 @@ class DeviceState:
         agreement = None
         if self.store is not None:
             agreement = self._agreement[: sampled.shape[0]]
-            drafts: dict[str, Any] = {
-                "draft_token_ids": draft_token_ids,
-                "num_draft_tokens": num_draft_tokens,
-                "match_len": match_len,
-                "agreement": agreement,
-            }
-            self._use_store(self.store, views, num_sampled, drafts)
+            self.store.append_and_propose(
+                self.token_ids,
+                self.num_tokens,
+                num_sampled,
+                row_indices=views.slots,
+                scopes=self.scopes[: sampled.shape[0]],
+                slot_indices=views.slots,
+                max_new=self._config.ngram.k + 1,
+                # The scheduler may have begun this step for a request that ended in the last one,
+                # so the newest tokens are held back until the request's next step.
+                hold_back=True,
+                draft_token_ids=draft_token_ids,
+                num_draft_tokens=num_draft_tokens,
+                match_len=match_len,
+                agreement=agreement,
+                **self._config.ngram.limit_arguments,
+            )
         self._costs.end_drafts(draft_token_ids, num_draft_tokens, match_len, agreement)
         costs = None
         if self._config.merge is not None:
@@ -320,24 +330,6 @@ class DeviceState:
             drafter_batch,
             draft_costs=costs,
         )
-
-    def _use_store(
-        self,
-        store: NgramStore,
-        views: BatchViews,
-        num_sampled: torch.Tensor,
-        drafts: dict[str, Any],
-    ) -> None:
-        """Stores the tokens of each request's last step, and replaces drafts by longer matches."""
-        batch, max_new = num_sampled.shape[0], self._config.ngram.k + 1
-        indices: dict[str, Any] = {"row_indices": views.slots, "scopes": self.scopes[:batch]}
-        store.begin_step(batch, max_new)
-        # The scheduler may have begun this step for a request that ended in the last one, so the
-        # newest tokens are held back until the request's next step.
-        arguments = {**indices, "slot_indices": views.slots, "max_new": max_new, "hold_back": True}
-        store.append(self.token_ids, self.num_tokens, num_sampled, **arguments)
-        arguments = {**indices, **drafts, **self._config.ngram.limit_arguments}
-        store.propose(self.token_ids, self.num_tokens, num_sampled, **arguments)
 
     def merge(self, outputs: StepOutputs, neural: NeuralDrafts, views: BatchViews) -> StepOutputs:
         """Chooses between n-gram drafts and neural drafts for each request."""

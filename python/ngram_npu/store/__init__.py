@@ -9,6 +9,7 @@ from ngram_npu.store.identifiers import (
     scope_of,
     tokenizer_digest,
 )
+from ngram_npu.store.integrity import IntegrityError
 from ngram_npu.store.store import DEFAULT_TOKENS, NgramStore, StoreStatistics
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "DEFAULT_TOKENS",
     "PRIVATE_SCOPE",
     "SHARED_SCOPE",
+    "IntegrityError",
     "NgramStore",
     "Scope",
     "StoreFileError",

@@ -22,9 +22,12 @@ from ngram_npu.store.contents import (
     is_in_ring,
     read_scopes,
 )
-from ngram_npu.tensors import IntegrityError
 
 _HASH_BASE = 0x9E3779B97F4A7C15
+
+
+class IntegrityError(RuntimeError):
+    """The memory of a store is corrupt: its state is not one that any operator writes."""
 
 
 def check_contents(arrays: dict[str, Int64Array]) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
-from ngram_npu.tensors import Int32Array, allocate_words
+import numpy as np
+
+from ngram_npu.tensors import Int32Array
 
 _TIMEOUT_S = 10.0
+_WORD_BYTES = 4
+_HUGE_PAGE_BYTES = 2 << 20
 
 
 class Memory(Protocol):
@@ -49,8 +55,7 @@ class HostMemory:
     """numpy arrays. Work runs within the calls."""
 
     def zeros(self, *shape: int) -> Int32Array:
-        # Without prefault the first steps would wait for the system to zero pages of the table.
-        return allocate_words(math.prod(shape), prefault=True).reshape(shape)
+        return _allocate_words(math.prod(shape)).reshape(shape)
 
     def place(self, array: Any) -> Any:
         return array
@@ -69,6 +74,26 @@ class HostMemory:
 
     def finish_copy(self, copy: list[Int32Array]) -> list[Int32Array]:
         return copy
+
+
+def _allocate_words(words: int) -> Int32Array:
+    """Allocates zeroed int32 words, in huge pages if the system has them. With small pages, each
+    random access to the table would also miss the TLB.
+
+    All memory is committed here, because the system zeroes a page at its first use, for which the
+    first steps would wait.
+    """
+    # A shared mapping would get no huge pages.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapping = mmap.mmap(-1, words * _WORD_BYTES + _HUGE_PAGE_BYTES, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    mapped = np.frombuffer(mapping, np.uint8)  # keeps the mapping alive
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _HUGE_PAGE_BYTES
+    array = mapped[start : start + words * _WORD_BYTES].view(np.int32)
+    array[:: mmap.PAGESIZE // _WORD_BYTES] = 0
+    return array
 
 
 class DeviceMemory:

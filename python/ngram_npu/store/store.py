@@ -277,6 +277,47 @@ class NgramStore:
                 **arguments,
             )
 
+    def append_and_propose(
+        self,
+        token_ids: Any,
+        num_tokens: Any,
+        num_sampled: Any,
+        *,
+        row_indices: Any,
+        scopes: Any,
+        slot_indices: Any = None,
+        max_new: int,
+        hold_back: bool,
+        **arguments: Any,
+    ) -> None:
+        """Begins a step, stores its text, and then replaces drafts.
+
+        Args:
+            token_ids, num_tokens, num_sampled: as in :meth:`append`.
+            row_indices, scopes: arguments of both operators.
+            slot_indices, max_new, hold_back: arguments of ``store_append_``.
+            arguments: the other arguments of ``store_propose_``.
+        """
+        self.begin_step(num_sampled.shape[0], max_new)
+        self.append(
+            token_ids,
+            num_tokens,
+            num_sampled,
+            row_indices=row_indices,
+            scopes=scopes,
+            slot_indices=slot_indices,
+            max_new=max_new,
+            hold_back=hold_back,
+        )
+        self.propose(
+            token_ids,
+            num_tokens,
+            num_sampled,
+            row_indices=row_indices,
+            scopes=scopes,
+            **arguments,
+        )
+
     def _get_arguments(self, is_torch: bool) -> dict[str, Any]:
         arguments = self._arguments.get(is_torch)
         if arguments is None:

@@ -210,13 +210,15 @@ _DELTA_KEYS = {
 
 
 def _join_call(calls: list[Record], call: Record) -> None:
-    """Adds a piece of a tool call. Some servers give all calls one index, but different ids."""
+    """Adds a piece of a tool call. Some servers give all calls one index, but different ids, and
+    some give neither, but begin each call with its name."""
     function = call.get("function")
     if not isinstance(function, dict):
         raise RecordError("a tool call of a chunk has no function")
     index, ident, name = call.get("index"), call.get("id"), function.get("name")
     known = [c for c in calls if c["index"] == index] if index is not None else calls[-1:]
-    is_new = not known or (bool(name) and ident is not None and ident != known[-1]["id"])
+    is_other = index is None if ident is None else bool(known) and ident != known[-1]["id"]
+    is_new = not known or (bool(name) and is_other)
     arguments = check_text(function.get("arguments") or "", "the arguments of a chunk")
     if is_new:
         made = {"name": name, "arguments": arguments}

@@ -414,7 +414,7 @@ def run_step_of_tensors(store: NgramStore, requests: Requests) -> None:
     store.append(*map(torch.from_numpy, arrays), **tensors, max_new=64)
 
 
-def test_device_store_equals_host_store(
+def test_store_on_device_equals_store_on_host(
     device_store: tuple[NgramStore, FakeRuntime], tmp_path: Path
 ) -> None:
     store, _ = device_store

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from ops.reference.bookkeeping import Array, row_of
+from ops.reference.drafting import padding_after
 from ops.schema import Arguments, reference_operator
 
 __all__ = [
@@ -24,6 +25,7 @@ PRIVATE_SCOPE = -1
 OWN_DRAFT, SINGLE_OCCURRENCE = -2, -1
 NEWEST, SECOND = range(2)
 NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
+"""Words of a block's head. PREVIOUS and NEXT are numbers of blocks of the same request."""
 
 
 def signed(word: int) -> int:
@@ -197,7 +199,7 @@ def store_propose_(a: Arguments) -> None:
         draft = newest[:budget]
         num_valid = next((j for j, token in enumerate(draft) if not is_valid(a, token)), len(draft))
         draft = draft[:num_valid]
-        a.draft_token_ids[i] = padding_of(a, text[-1])
+        a.draft_token_ids[i] = padding_after(a, text[-1])
         a.draft_token_ids[i, : len(draft)] = draft
         a.num_draft_tokens[i], a.match_len[i] = len(draft), n
         pairs = zip(draft, second, strict=False)
@@ -208,12 +210,6 @@ def store_propose_(a: Arguments) -> None:
 
 def is_valid(a: Arguments, token: int) -> bool:
     return 0 <= token < a.vocab_size
-
-
-def padding_of(a: Arguments, newest: int) -> int:
-    if not a.fill or a.vocab_size <= 0:
-        return -1
-    return newest if is_valid(a, newest) else 0
 
 
 def choose(a: Arguments, i: int, text: list[int]) -> tuple[int, list[int], list[int]]:

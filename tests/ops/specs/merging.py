@@ -184,7 +184,7 @@ def _make_sizes() -> Iterator[Args]:
         yield contiguous(call.values())
 
 
-SPEC = OpSpec(
+MERGE_DRAFTS = OpSpec(
     name="merge_drafts_",
     reference=reference.merge_drafts_,
     make_samples=_make_samples,

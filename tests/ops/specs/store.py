@@ -10,15 +10,28 @@ from typing import Any
 
 import numpy as np
 from ops import reference
+from ops.reference.store import (
+    BLOCK,
+    END_OF_BLOCK_NUMBERS,
+    FILL,
+    NEXT,
+    NUMBER,
+    PREVIOUS,
+    SCOPE_HIGH,
+    SCOPE_LOW,
+)
 from ops.schema import arguments_of
 
-from .inputs import HOSTILE_INDICES, HOSTILE_INT32, UNLIMITED, replace_each
+from .inputs import (
+    ANY_TOKEN,
+    HOSTILE_INDICES,
+    HOSTILE_INT32,
+    UNLIMITED,
+    make_workspace,
+    replace_each,
+)
 from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 
-BLOCK, END_OF_BLOCK_NUMBERS, WORKSPACE_WORDS = 256, 2**23, 8
-ANY_TOKEN = 2**31 - 1
-NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
-"""Words of a block's head. PREVIOUS and NEXT are numbers of blocks of the same request."""
 STORE = ("slots", "text", "blocks", "table", "allocator")
 CONTENTS = ("text", "blocks", "table")
 
@@ -172,7 +185,7 @@ def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
     store = run_steps(rng, new_store(11, 64, 6), tokens, lengths - 9, **of_rows)
     call = append_call(store, tokens, lengths, [3, 1, 2], **ordinary)
     yield _sample("ordinary", call)
-    workspace = {"workspace": np.zeros(3 * WORKSPACE_WORDS, np.int32)}
+    workspace = {"workspace": make_workspace(3 * 8)}  # 8 words per request
     yield _sample("held back", call | workspace | {"hold_back": True})
     yield from _size_samples(rng)
     yield from _identity_samples(rng)
@@ -352,7 +365,7 @@ def _make_append_calls_for_one_graph() -> Iterator[Args]:
         yield contiguous((call | indices | {"scopes": np.arange(batch)}).values())
 
 
-SPEC = OpSpec(
+STORE_APPEND = OpSpec(
     name="store_append_",
     reference=reference.store_append_,
     make_samples=_append_samples,
@@ -559,7 +572,7 @@ def _make_propose_calls_for_one_graph() -> Iterator[Args]:
         )
 
 
-PROPOSE_SPEC = OpSpec(
+STORE_PROPOSE = OpSpec(
     name="store_propose_",
     reference=reference.store_propose_,
     make_samples=_propose_samples,

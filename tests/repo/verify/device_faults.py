@@ -103,14 +103,12 @@ first launch writes the word that it reads
 +   if (threadIdx.x == 0) p.allocator[kNextNumber] =
 n-gram is looked up in the launch that inserts n-grams
 -   if (thread == 0) finish_append(p, append, i);
--   __syncthreads();
 +   if (thread == 0) finish_append(p, append, i);
-+   __syncthreads();
 +   const int32_t* const entry = find_entry(p, append, row, seed_of_scope(scope), append.count, 0);
 +   if (thread == 0 && entry != nullptr && *entry < 0) p.slots[slot_of(p, i)][kSlotLength] = 0;
 block is read in the launch that writes blocks
--   const StoreAppend append = planned;
-+   StoreAppend append = planned;
+-   const StoreAppend append = static_cast<const StoreAppend*>(p.workspace)[i];
++   StoreAppend append = static_cast<const StoreAppend*>(p.workspace)[i];
 +   if (append.block > 0) append.fill = begin_append(p, i).fill;
 
 @ csrc/cuda/store.cu fast store_append_
@@ -268,7 +266,7 @@ _BARRIER_OPS = {
     "correction.cu": ["correct_num_computed_tokens_", "correct_spec_state_"],
     "launch.cuh": ["correct_spec_state_", "correct_spec_state_", "prepare_inputs"],
     "lookup.cuh": ["ngram_propose"] * 4,
-    "store.cu": ["store_append_"] * 2,
+    "store.cu": ["store_append_"],
 }
 """Per file with barriers: the operator whose samples detect that the n-th barrier is missing."""
 

@@ -66,7 +66,8 @@ def test_cuda_twin_detects_fault(fault: Fault) -> None:
 
 @pytest.mark.slow
 def test_ascendc_kernel_without_fault_passes() -> None:
-    line = "struct StagedBatch : StagedBatchLayout {"  # any line: a fault with equal texts changes nothing
+    # Any line of the file: a fault with equal texts changes nothing.
+    line = "struct StagedBatch : StagedBatchLayout {"
     assert detect_ascendc_fault(Fault("csrc/ascendc/bookkeeping.cpp", "none", line, line)) == ""
 
 

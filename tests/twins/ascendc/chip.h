@@ -133,7 +133,6 @@ enum class Call {
   kGather,
   kDuplicate,
   kCreateVecIndex,
-  kReduceMax,
   kSetAtomicMax,
 };
 
@@ -175,8 +174,6 @@ constexpr DtypeRow kDtypes[] = {
     {Call::kDuplicate, kMoveTypes, kMoveTypes | kIntegerTypes, C220 "duplicate_impl.h:31, " C310 "duplicate_impl.h:28"},
     {Call::kCreateVecIndex, kArithmeticTypes, kArithmeticTypes | kI8 | kI64,
      C220 "createvecindex_impl.h:155, " C310 "createvecindex_impl.h:44"},
-    {Call::kReduceMax, kFloatTypes, kMoveTypes | kI64 | kU64,
-     "kernel_operator_vec_reduce_intf_impl.h:1049, " C310 "reduce_impl.h:1083"},
     {Call::kSetAtomicMax, kFloatTypes | kI8 | kI16 | kI32, kFloatTypes | kI8 | kI16 | kI32,
      "docs/api/context/SetAtomicMax(ISASI).md"},
 };

@@ -2,7 +2,7 @@
 //
 // The shadow has one bit per bit of UB; 1 means that the bit is uninitialized ("poison"). Calls propagate poison
 // bit by bit, as the operation propagates the values. Using poison is a fault: a scalar read, a store to global memory,
-// an index, a reduction.
+// an index.
 //
 // Each pipe has a clock, which advances by one tick per instruction. For each pipe, the core stores up to which tick of
 // each other pipe the instructions are known to be complete. It is a fault to access data of another pipe unless the

@@ -360,44 +360,10 @@ void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
     core.add_vector_cost(kRepeatBytes);
 }
 
-// The device's library repeats passes over the data; each pass writes one value per 256 bytes to the temporary buffer.
-// Huawei's check requires space for two (kernel_vec_reduce_check.cpp of asc-tools).
-template <class T>
-void ReduceMax(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
-               const int32_t count) {
-  NGRAM_TWIN_REQUIRE_OFFERED(kReduceMax, T);
-  using namespace ngram_npu::twin;
-  Core& core = Core::current();
-  core.issue(kV, "ReduceMax");
-  const uint64_t n = check_count(core, count);
-  const uint64_t num_repeats = round_up(n * sizeof(T), kRepeatBytes) / kRepeatBytes;
-  const uint64_t temporary_bytes = round_up(2 * num_repeats * sizeof(T), kBlockBytes);
-  check_overlap(core, sharedTmpBuffer.location(), temporary_bytes, src.location(), n * sizeof(T), false);
-  check_overlap(core, dst.location(), sizeof(T), sharedTmpBuffer.location(), temporary_bytes, false);
-  const uint8_t* src_memory = core.read(src.location(), n * sizeof(T));
-  if (has_poison(core.shadow(src_memory), n * sizeof(T))) core.fail_on_poison();
-  std::memset(core.shadow(core.write(sharedTmpBuffer.location(), temporary_bytes)), 0xFF, temporary_bytes);
-  T result = load<T>(src_memory, 0);
-  for (uint64_t i = 1; i < n; ++i) result = maximum(result, load<T>(src_memory, i));
-  uint8_t* dst_memory = core.write(dst.location(), sizeof(T), sizeof(T));
-  std::memset(core.shadow(dst_memory), 0, sizeof(T));
-  store<T>(dst_memory, 0, result);
-  core.add_vector_cost(n * sizeof(T));
-  core.add_vector_cost(temporary_bytes);
-}
-
 }  // namespace AscendC
 
 // The scalar unit.
 namespace AscendC {
-
-// kernel_scalar.h:169-187.
-template <class T, class U, RoundMode roundMode>
-U ScalarCast(T valueIn) {
-  static_assert(std::is_same_v<T, float> && std::is_same_v<U, int32_t>, "the twin converts only float to int32");
-  static_assert(roundMode == RoundMode::CAST_RINT, "the scalar unit does not round this way");
-  return ngram_npu::twin::convert<U>(valueIn);
-}
 
 // Returns the position of the lowest bit that equals countValue; -1 if there is none.
 template <int countValue>

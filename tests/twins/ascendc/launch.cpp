@@ -201,9 +201,7 @@ struct State {
   uint64_t num_launches = 0;
   int64_t max_blocks = 0;  // the largest number of blocks of a launch
   std::atomic<bool> races_allowed{false};
-  std::atomic<int64_t> spans{0};        // spans per row of a lookup, fewer than planned; 0: as planned
-  std::atomic<int64_t> tile_tokens{0};  // tokens per tile of a lookup; 0: as planned
-  std::atomic<int64_t> num_cores{0};    // 0: cycles through machines of several sizes
+  std::atomic<int64_t> num_cores{0};  // 0: cycles through machines of several sizes
   std::atomic<uint64_t> seed{1};
   CostModel model;
 };
@@ -230,42 +228,26 @@ void add_costs(const Outcome& outcome) {
 }
 
 // Plans a launch on a device whose size depends on the seed: on a small device, small tensors are also divided into
-// several tiles, passes and blocks. If the plan does not fit the device, the next larger device is used. `device`
-// receives the device. With num_cores > 0, the device has that number of cores and the full UB.
+// several tiles, passes and blocks. If the plan does not fit the device, the next larger device is used. With
+// num_cores > 0, the device has that number of cores and the full UB.
 template <class Params>
-ascendc::LaunchPlan make_plan(const Params& params, int64_t num_cores, uint64_t seed,
-                              ascendc::DeviceProperties& device) {
+ascendc::LaunchPlan make_plan(const Params& params, int64_t num_cores, uint64_t seed) {
   constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
   constexpr int64_t kUbBytes[] = {12 * 1024, 16 * 1024, 48 * 1024, kChip.ub_bytes};
   const int64_t seeded_cores = kCores[seed / std::size(kUbBytes) % std::size(kCores)];
   for (size_t size = num_cores > 0 ? std::size(kUbBytes) - 1 : seed % std::size(kUbBytes);; ++size) {
-    device = {num_cores > 0 ? num_cores : seeded_cores, kUbBytes[size]};
+    ascendc::DeviceProperties device{num_cores > 0 ? num_cores : seeded_cores, kUbBytes[size]};
     if (num_cores == 0 && seed % 3 != 0) device.min_items_per_core = static_cast<int64_t>(seed % 3);
     const ascendc::LaunchPlan plan = ascendc::plan(params, device);
     if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
   }
 }
 
-// Replaces the planned spans and tiles of a lookup by the values that ngram_npu_ascendc_twin_set_lookup received.
-void override_lookup_tiling(const State& s, int64_t batch, ascendc::LaunchPlan& plan) {
-  ascendc::LookupTiling tiling{};
-  std::memcpy(&tiling, plan.args.tiling, sizeof(tiling));
-  if (s.spans > 0) tiling.spans = s.spans;
-  if (s.tile_tokens > 0) tiling.tile_tokens = s.tile_tokens;
-  tiling.items.cores = std::min(tiling.items.cores, batch * tiling.spans);
-  std::memcpy(plan.args.tiling, &tiling, sizeof(tiling));
-  if (plan.num_launches > 0) plan.launches[0].blocks = static_cast<uint32_t>(tiling.items.cores);
-}
-
 template <class Params>
 int32_t run_operator(const Params& params) {
   State& s = get_state();
-  ascendc::DeviceProperties device{};
-  ascendc::LaunchPlan plan = make_plan(params, s.num_cores, s.seed, device);
+  ascendc::LaunchPlan plan = make_plan(params, s.num_cores, s.seed);
   if (plan.status != kOk) return plan.status;
-  if constexpr (is_lookup<Params>) {
-    override_lookup_tiling(s, params.batch, plan);
-  }
   RegionList tensors;
   add_tensors(params, tensors);
   // The workspace has arbitrary contents, like memory from an allocator. No tensor is adjacent to it.
@@ -311,13 +293,8 @@ NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t num_cores) {
   ngram_npu::twin::get_state().num_cores = num_cores;
 }
 
-// Sets how lookups are split: spans per row (fewer than planned) and tokens per tile. 0, 0: as planned.
-NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_lookup(int64_t spans, int64_t tile_tokens) {
-  ngram_npu::twin::get_state().spans = spans;
-  ngram_npu::twin::get_state().tile_tokens = tile_tokens;
-}
-
-// Sets whether launches may race, as launches on class-B input do. Accesses outside their tensors are still faults.
+// Sets whether launches may race, as those whose results are unspecified do. Accesses outside their tensors are still
+// faults.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_allow_races(int32_t allowed) {
   ngram_npu::twin::get_state().races_allowed = allowed != 0;
 }

@@ -137,7 +137,8 @@ class Drafter:
         int64: bool = False,
     ) -> Drafts[Any]:
         """Returns drafts for rows that contain the sampled tokens already. Padded drafts continue
-        with the text that they follow, and then with the request's newest token.
+        with the text that they follow, and then with the request's newest token. Otherwise, tokens
+        behind a draft's length are unspecified.
 
         Args:
             tokens, lengths: [R, S] and [R] int32, the rows and their lengths.
@@ -154,7 +155,7 @@ class Drafter:
         if self._store is not None:
             drafts = self._draft_from_store(tokens, lengths, rows, num_sampled, scopes, drafts)
         if self._ends_drafts:
-            self.costs.end_drafts(*drafts)
+            self.costs.limit_counts(drafts.num_draft_tokens, drafts.match_len, drafts.agreement)
         return drafts
 
     @exit_worker_on_error
@@ -247,8 +248,8 @@ class Drafter:
     ) -> Drafts[Any]:
         """Stores the text of a step, and replaces drafts by text of the store that follows a longer
         n-gram."""
-        self.store_text(tokens, lengths, rows, num_sampled, scopes)
         if not drafts.draft_token_ids.shape[1]:
+            self.store_text(tokens, lengths, rows, num_sampled, scopes)
             return drafts
         agreement: Any = (
             np.empty_like(drafts.match_len)
@@ -256,12 +257,14 @@ class Drafter:
             else torch.empty_like(drafts.match_len)
         )
         assert self._store is not None
-        self._store.propose(
+        self._store.append_and_propose(
             tokens,
             lengths,
             num_sampled,
             row_indices=rows,
             scopes=scopes,
+            max_new=self._max_new,
+            hold_back=self._holds_back,
             draft_token_ids=drafts.draft_token_ids,
             num_draft_tokens=drafts.num_draft_tokens,
             match_len=drafts.match_len,

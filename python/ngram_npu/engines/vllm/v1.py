@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import ngram_npu._C as _C
 from ngram_npu.engines.vllm.drafter import Drafter
 from ngram_npu.engines.vllm.feed.insertion import require_wrapped_runner
 from ngram_npu.engines.vllm.options import Method, read_options
@@ -67,8 +68,7 @@ class StockNgramProposer:
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
         lengths = num_tokens_no_spec[:batch]
         drafts = self.ngram_npu.step(token_ids_cpu[:batch], lengths, None, num_sampled, k)
-        counts = drafts.num_draft_tokens.tolist()
-        lists = [row[:n] for row, n in zip(drafts.draft_token_ids.tolist(), counts, strict=True)]
+        lists = _C.list_drafts(drafts.draft_token_ids, drafts.num_draft_tokens)
         if self._keep_drafting and k > 0:
             limit = self._max_model_len
             for draft, sampled, n in zip(lists, sampled_token_ids, lengths.tolist(), strict=True):

@@ -10,7 +10,7 @@ struct Operands {
 };
 constexpr int n = 64;
 
-void call(Operands<int32_t> i, Operands<uint32_t> u, Operands<uint16_t> h, Operands<float> f, Operands<half> g,
-          LocalTensor<uint8_t> bits, LocalTensor<int64_t> l) {
+void call(Operands<int32_t> i, Operands<uint32_t> u, Operands<uint16_t> h, Operands<half> g, LocalTensor<uint8_t> bits,
+          LocalTensor<int64_t> l) {
   NGRAM_CALL;
 }

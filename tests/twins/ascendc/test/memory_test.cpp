@@ -251,7 +251,8 @@ TEST(Atomics, ReadOrPlainWriteInSameLaunchIsReported) {
   EXPECT_FAULT("one overwrites what the other changes atomically", make_kernel(8, true), {memory.region()}, 1);
 }
 
-// In launches on class-B input, blocks and pipes may race, but must not access memory outside the tensors.
+// In launches whose results are unspecified, blocks and pipes may race, but must not access memory outside the
+// tensors.
 TEST(Blocks, AllowedRaceOutsideTensorIsReported) {
   Tensor<int32_t> memory(256);
   const auto get_fault = [&](uint32_t num_written, bool allowed) {

@@ -140,34 +140,9 @@ TEST(Vector, GatherCopiesElementsAndReportsInvalidOffsets) {
                }));
 }
 
-TEST(Vector, ReduceMaxReturnsMaximumAndReportsPoison) {
-  const auto make_kernel = [](uint32_t temporary_size) {
-    return [temporary_size] {
-      Scratch<float> s(1024);
-      const LocalTensor<float> out = s.allocate<float>(8, false);
-      const LocalTensor<float> temporary = s.allocate<float>(temporary_size);
-      fill(s.tensor, {0, 5, -1, 5});
-      AscendC::ReduceMax(out, s.tensor, temporary, 1024);
-      EXPECT_EQ(read_element(out, 0), 5.0f);
-    };
-  };
-  EXPECT_CLEAN(make_kernel(32));  // two values per 256 bytes
-  EXPECT_FAULT("of a tensor of 96 bytes", make_kernel(24));
-  const auto reduce = [](auto& s) {
-    const auto temporary = s.template allocate<float>(64);
-    AscendC::ReduceMax(s.template allocate<float>(8), s.tensor, temporary, 64);
-    return temporary;
-  };
-  EXPECT_CLEAN(make_scratch_kernel<float>(reduce));
-  EXPECT_FAULT("uninitialized UB", make_scratch_kernel<float>(reduce, false));
-  // ReduceMax leaves poison in the temporary buffer.
-  EXPECT_FAULT("uninitialized UB", make_scratch_kernel<float>([reduce](auto& s) { read_element(reduce(s), 0); }));
-}
-
 TEST(ScalarUnit, CallsAtLimitsGiveDocumentedResults) {
   EXPECT_EQ(AscendC::ScalarGetSFFValue<1>(0), -1);
   EXPECT_EQ(AscendC::ScalarCountLeadingZero(0), 64);
-  EXPECT_EQ((AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(2.5f)), 2);
 }
 
 TEST(Half, ConversionKeepsAllHalvesAndRoundsToEven) {
