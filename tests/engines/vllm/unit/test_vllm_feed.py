@@ -177,15 +177,6 @@ def test_blocks_of_one_text_become_pieces(num_blocks: int) -> None:
     assert joiner.counters == {"tokens": len(text)}
 
 
-def test_one_event_with_many_blocks_becomes_the_same_pieces() -> None:
-    one, many, text = Joiner(), Joiner(), make_text(1, 100)
-    one.add(make_event(text))
-    many.add(
-        make_event(text[:BLOCK]), *(make_event(text[: i * BLOCK], i - 1) for i in range(2, 101))
-    )
-    assert one.take_pieces() == many.take_pieces()
-
-
 def test_text_is_delivered_when_it_pauses() -> None:
     joiner = Joiner()
     joiner.add(make_event(PROMPT))
@@ -342,16 +333,6 @@ def test_event_of_other_cache_is_ignored(fields: dict[str, Any]) -> None:
     joiner.add(make_event(PROMPT, **fields), make_event(ANSWER))
     assert joiner.take_pieces() == [(0, ANSWER)]
     assert joiner.counters == {"tokens": len(ANSWER)}
-
-
-def test_cycle_of_parents_ends() -> None:
-    joiner = Joiner()
-    cycle = make_event(PROMPT, parent_block_hash=make_hash("text", 2))
-    joiner.add(cycle, make_event(PROMPT), cycle, cycle)
-    assert joiner.take_pieces() == [(0, PROMPT)]
-    repeated = make_event(ANSWER, block_hashes=[5, 5, 5], parent_block_hash=5)
-    joiner.add(repeated, make_event(ANSWER, block_hashes=[5, 5, 5]), repeated)
-    assert joiner.take_pieces() == [(0, ANSWER[:BLOCK])]
 
 
 def test_number_of_remembered_blocks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
