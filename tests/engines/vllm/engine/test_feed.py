@@ -17,7 +17,7 @@ from typing import Any
 import kv_events as stand_ins
 import msgspec
 import pytest
-from engines import RUNNER, encode_corpus
+from engines import RUNNER, K, encode_corpus
 from processes import METHODS, RANK_ENVIRONMENT, Server
 from vllm.distributed import kv_events
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
@@ -173,7 +173,8 @@ def test_server_drafts_text_of_publisher_that_restarts(
         wait_for_metric(server, "ngram_npu_feed_tokens_total", 2 * (run + 1) * TEXT_TOKENS)
         answers, fed = serve(server, half, "fed")
         assert answers == expected
-        assert fed > 1.3 * cold, (fed, cold)
+        # A step has K + 1 tokens at most. The answers are long, and also repeat themselves.
+        assert K + 1 - fed < (K + 1 - cold) / 2, (fed, cold)
     metrics = server.read_metrics()
     for name in ("gaps", "orphans", "dropped", "rejected"):
         assert metrics[f"ngram_npu_feed_{name}_total"] == 0
