@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu.errors import InputError
-from ngram_npu.store import NgramStore, scope_of, tokenizer_digest
+from ngram_npu.store import NgramStore, scope_of_request, tokenizer_digest
 
 from ngram_npu_cli.logs.reader import LogReader
 from ngram_npu_cli.tokenization import Tokenization, read_requests
@@ -44,8 +44,7 @@ def learn(
         raise InputError(str(error)) from error
     num_answers = num_tokens = 0
     for _, conversation, requests in read_requests(reader, tokenization):
-        # The scope of requests with this salt (ngram_npu.engines.vllm).
-        scope = scope_of(None if conversation.salt is None else ("cache_salt", conversation.salt))
+        scope = scope_of_request(conversation.salt)
         for request in requests:
             tokens = request.tokens()
             for start, end in request.spans():

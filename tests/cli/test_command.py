@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from log_samples import ANSWER, SHAPES, USER
-from ngram_npu.store import NgramStore, scope_of
+from ngram_npu.store import NgramStore, scope_of_request
 from ngram_npu_cli import command
 from ngram_npu_cli.tokenization import load_tokenizer
 
@@ -63,7 +63,7 @@ def test_learn_saves_the_answers_by_salt(write_jsonl: Any, capsys: Any, tmp_path
     )
     assert "8 answers" in capsys.readouterr().out
     store = NgramStore.load(output)
-    assert {*store.scopes} == {scope_of(("cache_salt", salt)) for salt in "ab"}
+    assert {*store.scopes} == {scope_of_request(salt) for salt in "ab"}
     encode = load_tokenizer().encode
     expected = sorted(encode(record["completion"]) for record in PAIRS)
     assert sorted(text.tolist() for _, text in store.texts()) == expected

@@ -1,5 +1,5 @@
-"""Tests that examples in the documents run unchanged, that links have targets, and that lines are
-not too long."""
+"""Tests that examples in the documents run unchanged, that links have targets, that lines are not
+too long, and that all environment variables are named."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from ngram_npu.engines.vllm.options import CORRECTION, OPTION_TYPES, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -50,6 +51,19 @@ def test_documents_have_valid_links_and_lines() -> None:
     paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tools/**/*.md")]
     problems = [problem for path in paths for problem in find_problems(path)]
     assert not problems, "\n".join(problems)
+
+
+def test_documents_name_all_environment_variables() -> None:
+    """Those of options are documented by their prefix."""
+    pattern = re.compile(r'"(NGRAM_NPU_[A-Z_]*[A-Z])"')
+    sources = [*ROOT.glob("python/**/*.py"), *ROOT.glob("csrc/**/*.cpp")]
+    names = {name for path in sources for name in pattern.findall(path.read_text())} | {CORRECTION}
+    documents = "".join(
+        path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    )
+    named = set(re.findall(r"NGRAM_NPU_[A-Z_]*[A-Z]", documents))
+    assert "NGRAM_NPU_INSTRUCTION_SET" in names
+    assert names - named <= {f"{PREFIX}{option.upper()}" for option in OPTION_TYPES}
 
 
 def test_wrong_link_or_long_line_is_reported(tmp_path: Path) -> None:

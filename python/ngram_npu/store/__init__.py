@@ -7,6 +7,7 @@ from ngram_npu.store.identifiers import (
     SHARED_SCOPE,
     Scope,
     scope_of,
+    scope_of_request,
     tokenizer_digest,
 )
 from ngram_npu.store.integrity import IntegrityError
@@ -23,5 +24,6 @@ __all__ = [
     "StoreFileError",
     "StoreStatistics",
     "scope_of",
+    "scope_of_request",
     "tokenizer_digest",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ class Scope(int):
 
 
 SHARED_SCOPE = Scope(0)
-"""The scope of requests without a name."""
+"""The scope of requests without a name, which share text."""
 PRIVATE_SCOPE = Scope(-1)
 """The reserved scope of requests that share with nobody: their text is not stored, and nothing is
 drafted for them from a store."""
@@ -26,7 +27,7 @@ def scope_of(name: str | tuple[Any, ...] | Scope | None) -> Scope:
 
     Args:
         name: a string or a tuple of strings, bytes, integers and None, such as
-            ``("cache_salt", salt)``. Names of different types or lengths are different names.
+            ``("tenant", 7)``. Names of different types or lengths are different names.
             None: the scope that all requests without a name share.
 
     Returns:
@@ -44,6 +45,36 @@ def scope_of(name: str | tuple[Any, ...] | Scope | None) -> Scope:
         raise TypeError(f"scope_of: name: expected str, tuple, Scope or None, got {name!r}")
     digest = hashlib.blake2b(_encode(name), digest_size=8).digest()
     return Scope(1 + int.from_bytes(digest, "little") % (2**63 - 1))
+
+
+def scope_of_request(cache_salt: str | None, adapter: str | None = None) -> Scope:
+    """Returns the scope of vLLM's requests with this ``cache_salt`` and this LoRA adapter.
+
+    vLLM's prefix cache separates requests by the same two values. Engines that exchange text and
+    the files of ``ngram-npu learn`` use the same scopes.
+
+    Args:
+        cache_salt: An empty salt is none, as in vLLM.
+        adapter: The adapter's name. Its integer id differs between engines.
+
+    Returns:
+        :data:`SHARED_SCOPE` without a salt and an adapter, otherwise a scope that differs from that
+        of any other salt or adapter, except by chance.
+
+    Raises:
+        TypeError: Another type.
+    """
+    for name, value in (("cache_salt", cache_salt), ("adapter", adapter)):
+        if not isinstance(value, (str, type(None))):
+            raise TypeError(f"scope_of_request: {name}: expected str or None, got {value!r}")
+    if not cache_salt and adapter is None:
+        return SHARED_SCOPE
+    return _compute_request_scope(cache_salt or None, adapter)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compute_request_scope(cache_salt: str | None, adapter: str | None) -> Scope:
+    return scope_of(("vLLM request", cache_salt, adapter))
 
 
 def _encode(value: Any) -> bytes:

@@ -26,6 +26,7 @@ from core.store.steps import (
     run_step,
 )
 from ngram_npu import PRIVATE_SCOPE, IntegrityError, NgramStore, Scope, scope_of
+from ngram_npu.store import SHARED_SCOPE, scope_of_request
 from ngram_npu.store.contents import OCCURRENCES, SIZES
 from ops import reference
 from residence import compute_resident_share
@@ -240,12 +241,12 @@ def test_reserved_slots_keep_open_requests() -> None:
 # Names of scopes.
 
 
-def test_scope_of_maps_names_to_distinct_numbers() -> None:
-    """Names that contain the encodings of other names, surrogates, NUL, and numbers as text."""
-    parts = [
+NAME_PARTS = [
+    *(
         "",
         "0",
         "7",
+        "None",
         "secret",
         "\0" * 8,
         "\ud800",
@@ -253,9 +254,15 @@ def test_scope_of_maps_names_to_distinct_numbers() -> None:
         "\ud800\udc00",
         "\U00010000",
         "ä",
-    ]
-    parts += [f"{tag}{chr(n)}{' ' * n}" for tag in "sbint" for n in range(20)]
-    parts += [f"s{n.to_bytes(8, 'little').decode()}{'secret'[:n]}" for n in range(7)]
+    ),
+    *(f"{tag}{chr(n)}{' ' * n}" for tag in "sbint" for n in range(20)),
+    *(f"s{n.to_bytes(8, 'little').decode()}{'secret'[:n]}" for n in range(7)),
+]
+"""Strings that contain encodings of other names, surrogates, NUL, and numbers as text."""
+
+
+def test_scope_of_maps_names_to_distinct_numbers() -> None:
+    parts = NAME_PARTS
     values: list[Any] = [*parts, *range(-20, 20), None, b"", b"7", b"0"]
     names: list[Any] = [*parts, ()]
     names += [(value,) for value in values]
@@ -272,6 +279,30 @@ def test_scope_of_maps_names_to_distinct_numbers() -> None:
 
 
 SCOPE_OF_TENANT = 8764047689480050753
+
+
+def test_requests_with_different_keys_have_different_scopes() -> None:
+    adapters = [None, *NAME_PARTS]
+    keys = [(salt, adapter) for salt in adapters if salt != "" for adapter in adapters]
+    assert len(keys) > 10_000
+    scopes = {scope_of_request(salt, adapter) for salt, adapter in keys}
+    assert len(scopes) == len(keys)
+    assert scopes.isdisjoint(map(scope_of, NAME_PARTS))
+    assert min(scopes) == scope_of_request(None) == scope_of_request("") == SHARED_SCOPE == 0
+    assert max(scopes) < 2**63
+    # Other engines, and files, have the same scopes.
+    assert scope_of_request("tenant", "adapter") == SCOPE_OF_REQUEST
+
+
+SCOPE_OF_REQUEST = 3399535731772413336
+
+
+@pytest.mark.parametrize("key", [7, True, b"a", ["a"], ("a",)])
+def test_key_of_wrong_type_is_rejected(key: Any) -> None:
+    with pytest.raises(TypeError, match="scope_of_request: cache_salt: expected str or None, got"):
+        scope_of_request(key)
+    with pytest.raises(TypeError, match="scope_of_request: adapter: expected str or None, got"):
+        scope_of_request("a", key)
 
 
 @pytest.mark.parametrize("name", [7, True, 1.5, b"a", ("a", 1.5), (True,)])

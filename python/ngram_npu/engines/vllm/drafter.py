@@ -18,11 +18,10 @@ import torch
 import ngram_npu._C as _C
 from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm.metrics import StoreMetrics, call_repeatedly
-from ngram_npu.engines.vllm.options import Options, exchanges_scopes
+from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.ranks import Ranks, compare_ranks, exit_worker_on_error, is_first_rank
-from ngram_npu.engines.vllm.request_scopes import require_scope_checks
-from ngram_npu.engines.vllm.scopes import find_scope
+from ngram_npu.engines.vllm.request_scopes import find_scope, require_request_checks
 from ngram_npu.engines.vllm.shared_store import SharedStore
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 from ngram_npu.ops import workspace_size
@@ -48,7 +47,7 @@ class Drafter:
         device: Device of the runner's rows; None: the rows are arrays.
         label: Name of the method, for the log.
         pads: Whether the runner verifies ``num_speculative_tokens`` tokens of every request.
-        has_scopes: Whether the runner passes on the scopes of requests.
+        has_scopes: Whether the runner passes on ``cache_salt`` and adapter of requests.
         holds_back: Whether the runner learns only with the next step which requests have ended.
         compares_ranks: Whether the drafts of all ranks must be equal.
 
@@ -78,7 +77,6 @@ class Drafter:
             self._lookup_arguments["fill"] = self._limit_arguments["fill"] = True
         self._ends_drafts = config.min_draft_probability is not None
         self._holds_back, self._max_new = holds_back, config.k + 1
-        self._exchanges_scopes = exchanges_scopes(vllm_config)
         self._workspace: torch.Tensor | None = None
         # Allocated before vLLM measures how much memory is left for its KV cache.
         if device is not None and device.type != "cpu":
@@ -86,7 +84,7 @@ class Drafter:
             self._workspace = torch.zeros(size, dtype=torch.int32, device=device)
         self.shared_store: SharedStore | None = None
         if options.store:
-            require_scope_checks()
+            require_request_checks()
             self.shared_store = SharedStore(vllm_config, options, device, has_scopes=has_scopes)
         digest = "" if self.shared_store is None else self.shared_store.digest
         ranks = compare_ranks(vllm_config, options, digest) if compares_ranks else Ranks()
@@ -114,9 +112,8 @@ class Drafter:
 
     def find_scope(self, lora_request: Any, sampling_params: Any, cache_salt: str | None) -> Scope:
         """Returns the scope of a request in the store."""
-        return find_scope(
-            lora_request, sampling_params, cache_salt, is_exchanged=self._exchanges_scopes
-        )
+        is_private = self.options.scope == "private"
+        return find_scope(lora_request, sampling_params, cache_salt, is_private=is_private)
 
     def begin_request(self, row: int) -> None:
         """Announces that another request begins in a row. A runner that cannot say so need not: the

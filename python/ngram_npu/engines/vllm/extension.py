@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
-from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.shared_store import SharedStore
-from ngram_npu.store import NgramStore, Scope, StoreFileError
+from ngram_npu.store import SHARED_SCOPE, NgramStore, Scope, StoreFileError, scope_of_request
 
 T = TypeVar("T")
-Adapter = tuple[int, str] | None
 
 
 class StoreExtension:
@@ -21,42 +18,45 @@ class StoreExtension:
     steps, so that all stores stay equal. They wait for the steps that are in progress. If a rank
     fails where others may not, its worker ends.
 
-    Three arguments select a scope: ``scope``, the value that requests have in
-    ``extra_args["ngram_npu_scope"]``; ``adapter``, the lora_int_id and lora_name of their LoRA
-    adapter; and ``salt``, their ``cache_salt``. If all three are None, they select the scope of
-    requests without these properties.
+    Two arguments select the requests that share text: ``salt``, their ``cache_salt``, and
+    ``adapter``, the name of their LoRA adapter. Without both, they select requests without both.
 
     Raises:
         RuntimeError: The engine has no store.
-        ValueError: A scope is passed to a runner that has one scope for all requests, or a text
-            does not consist of token ids.
+        ValueError: A salt or an adapter is passed to a runner that does not know those of requests,
+            or a text does not consist of token ids.
     """
 
     def ngram_npu_store_warm(
-        self,
-        texts: list[list[int]],
-        scope: str | None = None,
-        adapter: Adapter = None,
-        salt: str | None = None,
+        self, texts: list[list[int]], salt: str | None = None, adapter: str | None = None
     ) -> None:
-        """Adds texts, lists of token ids, as if requests had output them (``NgramStore.warm``)."""
+        """Adds texts, lists of token ids, as if requests had output them (``NgramStore.warm``).
+
+        Raises:
+            ValueError: No request can draft from these texts, because requests without salt and
+                adapter share with nobody.
+        """
         drafter, store = _find_store(self)
-        number = _find_scope(drafter, store, scope, adapter, salt)
-        _call(drafter, lambda: store.contents.warm(texts, scope=number))
+        scope = _find_scope(store, salt, adapter)
+        if scope == SHARED_SCOPE and drafter.options.scope == "private":
+            raise ValueError(
+                "ngram_npu: salt: expected a cache_salt or an adapter, got none: with "
+                "scope='private', requests without both share with nobody"
+            )
+        _call(drafter, lambda: store.contents.warm(texts, scope=scope))
 
     def ngram_npu_store_clear(
         self,
-        scope: str | None = None,
-        adapter: Adapter = None,
         salt: str | None = None,
+        adapter: str | None = None,
         *,
         all_scopes: bool = False,
     ) -> None:
         """Removes the text of one scope, or of all scopes, from the store in memory, not from
         files."""
         drafter, store = _find_store(self)
-        number = None if all_scopes else _find_scope(drafter, store, scope, adapter, salt)
-        _call(drafter, lambda: store.contents.clear(number))
+        scope = None if all_scopes else _find_scope(store, salt, adapter)
+        _call(drafter, lambda: store.contents.clear(scope))
 
     def ngram_npu_store_mark_update(self, keep_updates: int | None = None) -> None:
         """Announces that the model's weights have changed, and removes text from before the last
@@ -93,14 +93,13 @@ def _find_store(worker: Any) -> tuple[Drafter, SharedStore]:
     raise RuntimeError("ngram_npu: store: this engine has none; set the option store")
 
 
-def _find_scope(
-    drafter: Drafter, store: SharedStore, name: str | None, adapter: Adapter, salt: str | None
-) -> Scope:
-    if not store.has_scopes and (name, adapter, salt) != (None, None, None):
-        raise ValueError("ngram_npu: scope: expected none, this runner has one for all requests")
-    lora = adapter and SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
-    params = SimpleNamespace(extra_args={} if name is None else {EXTRA_ARGUMENT: name})
-    return drafter.find_scope(lora, params, salt)
+def _find_scope(store: SharedStore, salt: str | None, adapter: str | None) -> Scope:
+    if not store.has_scopes and (salt, adapter) != (None, None):
+        raise ValueError(
+            "ngram_npu: salt, adapter: expected none, because this runner does not know those of "
+            f"requests, got {salt!r} and {adapter!r}"
+        )
+    return scope_of_request(salt, adapter)
 
 
 def _call(drafter: Drafter, call: Callable[[], T]) -> T:

@@ -3,7 +3,7 @@ vLLM's ``additional_config``, which other backends use too."""
 
 from __future__ import annotations
 
-import importlib
+import difflib
 import importlib.util
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -13,17 +13,21 @@ from typing import Any, Literal
 from ngram_npu.config import NgramConfig
 from ngram_npu.engines.vllm.feed.publishers import parse_publishers
 from ngram_npu.errors import suggest_similar
-from ngram_npu.store import tokenizer_digest
+from ngram_npu.store.contents import BLOCK_TOKENS, MAX_BLOCKS
 
 SECTION = "ngram_npu"
-EXTRA_ARGUMENT = "ngram_npu_scope"
-"""Key in ``SamplingParams.extra_args`` for the scope of a request."""
+STORE_ARGUMENT = "ngram_npu_store"
+"""Key in ``SamplingParams.extra_args``: false keeps the text of a request out of the store."""
 EXTRA_ARGUMENTS = "extra_args (over HTTP: vllm_xargs)"
 REMOVED_ARGUMENTS = {
-    "ngram_npu_prompt_scope": "all requests of a scope share text",
+    "ngram_npu_scope": "requests with the same cache_salt and LoRA adapter share text",
+    "ngram_npu_prompt_scope": "requests with the same cache_salt and LoRA adapter share text",
     "ngram_npu_k": "set num_speculative_tokens, or the option k='auto'",
 }
 """Former keys in ``extra_args``, and what replaces them."""
+MIN_SIMILARITY = 0.85
+"""Ratio of ``difflib`` from which a section's name is a misspelling of ours. ``ngram`` and ``npu``,
+which may be sections of other backends, have less."""
 _SECTION_PATH = f"additional_config[{SECTION!r}]"
 PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
@@ -37,7 +41,7 @@ OPTION_TYPES: dict[str, type] = {
 }
 CHOICES: dict[str, Collection[str]] = {
     "lookup": ("auto", "ngram"),
-    "scope": ("shared", "required"),
+    "scope": ("private", "shared"),
     "k": ("auto",),
 }
 _VLLM_DRAFTS = "lookup='ngram' drafts as vLLM does, lookup='auto' looks up 1 to 16 tokens"
@@ -52,7 +56,7 @@ REMOVED_OPTIONS: dict[str, str] = {
     "step_times_file": "k='auto' measures all step times itself",
     "drafts": "'ngram_gpu' verifies num_speculative_tokens tokens; use 'ngram' for shorter drafts",
     "keep_drafting": "it is on for models with recurrent layers, and off for others",
-    "prompt_scopes": "all requests of a scope share text",
+    "prompt_scopes": "requests with the same cache_salt and LoRA adapter share text",
     "store_save_minutes": "store_file is written at least every minute",
     "beside_threshold": "the draft with more expected tokens is used",
 }
@@ -65,8 +69,17 @@ DEFAULT_MIN_PROBABILITY = 0.12
 """For servers where one more token takes 5 % of a step."""
 TOKENS_PER_REQUEST = 1024
 """Minimum capacity of the store in tokens for each request that adds text."""
+MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 STORE_TOKENS = 1 << 20
 """Default capacity of the store: 59 MB, which vLLM measures before it allocates its KV cache."""
+
+_VLLM_NAMES = {
+    "min_n": "prompt_lookup_min",
+    "max_n": "prompt_lookup_max",
+    "k": "num_speculative_tokens",
+    "max_len": "max_model_len",
+}
+"""Names in vLLM's configuration of the fields of ``NgramConfig``."""
 
 Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "ascend_v2", "beside"]
 """A method of the V1 runner, any n-gram method of the V2 runner (``v2``) or of vLLM-Ascend's V2
@@ -100,8 +113,9 @@ class Options:
     """Path of the file that this engine saves its store to; empty: none."""
     store_feed: str = ""
     """Publishers of KV events whose text is stored too; empty: none."""
-    scope: str = "shared"
-    """``"shared"``, or ``"required"``: a request must have a salt, an adapter or a scope."""
+    scope: str = "private"
+    """With whom requests without ``cache_salt`` and LoRA adapter share text: ``"private"``: with
+    nobody, so that their text is not stored; ``"shared"``: with each other."""
     k: str = ""
     """``"auto"``: the draft tokens per step depend on the load; empty: a constant number."""
 
@@ -140,16 +154,20 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         ValueError: An option is unknown, malformed, or contradicts another; in one line.
     """
     model_config = vllm_config.model_config
+    for name in find_misplaced_options(vllm_config):
+        raise ValueError(
+            f"ngram_npu: option {name!r} at the top level of additional_config; did you mean "
+            f"{_SECTION_PATH}[{name!r}]?"
+        )
     settings, sources = read_settings(vllm_config)
     settings = {name: _check_value(name, value) for name, value in settings.items()}
     _check_method(method, settings, vllm_config)
     lookup = settings.pop("lookup", "auto")
     ngram = _make_ngram_config(lookup, method, vllm_config, settings)
     settings.pop("min_draft_probability", None)
-    has_store = settings.setdefault("store", False)
     for name in STORE_OPTIONS:
-        if name in settings and not has_store:
-            raise ValueError(f"ngram_npu: {name}: expected none without a store")
+        if name in settings and not settings.get("store"):
+            raise ValueError(f"ngram_npu: {name}: expected none without store=true")
     if settings.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
         settings["store_file"] += f".{number}"
     # Recurrent layers (Mamba, GDN) keep a state instead of a KV cache. Without vLLM's fix,
@@ -211,9 +229,8 @@ def _make_ngram_config(
             **bounds,
         )
     except (TypeError, ValueError) as error:
-        # Users know vLLM's names only, so the message explains our short ones.
-        names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
-        raise ValueError(f"ngram_npu: {error} ({names})") from error
+        field, _, reason = str(error).removeprefix("NgramConfig: ").partition(":")
+        raise ValueError(f"ngram_npu: {_VLLM_NAMES.get(field, field)}:{reason}") from error
 
 
 def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any) -> None:
@@ -237,10 +254,11 @@ def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any)
         )
     if not settings.get("store"):
         return
-    if settings.get("scope") == "required" and method in HOST_METHODS:
+    if method in HOST_METHODS and (scope := settings.get("scope", "private")) != "shared":
         raise ValueError(
-            f"ngram_npu: scope: expected 'shared', got 'required': with {method!r} the V1 runner "
-            "does not pass on the scopes of requests; use 'ngram_gpu'"
+            f"ngram_npu: scope: expected 'shared' with a store and {method!r} in the V1 runner, "
+            "which does not pass on the cache_salt and the LoRA adapter of requests, got "
+            f"{scope!r}; set it if the server has one tenant, otherwise use 'ngram_gpu'"
         )
     batches = vllm_config.max_concurrent_batches
     if batches > MAX_BATCHES and method not in HOST_METHODS:
@@ -255,18 +273,11 @@ def _check_value(name: str, value: Any) -> Any:
     if name == "store_feed" and value:
         parse_publishers(value)  # raises an error
         return value if isinstance(value, str) else ",".join(value)
+    if name == "store_tokens" and value > MAX_TOKENS:
+        raise ValueError(f"ngram_npu: store_tokens: expected at most {MAX_TOKENS}, got {value}")
     if name == "num_threads" and value < 0:
         raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {value}")
     return value
-
-
-def vocabulary_digest(model_config: Any) -> str | None:
-    """Returns the digest of the model's vocabulary; None if the server runs without a tokenizer.
-    Loading the tokenizer takes seconds."""
-    if getattr(model_config, "skip_tokenizer_init", False):
-        return None
-    tokenizers = importlib.import_module("vllm.tokenizers")
-    return tokenizer_digest(tokenizers.cached_tokenizer_from_config(model_config).get_vocab())
 
 
 def read_beside_option(vllm_config: Any) -> bool:
@@ -280,24 +291,32 @@ def read_k_option(vllm_config: Any) -> bool:
     return "k" in settings and _check_value("k", settings["k"]) == "auto"
 
 
+def has_options(vllm_config: Any) -> bool:
+    """Returns whether any option is set, also where it has no effect or is misspelled."""
+    try:
+        return bool(read_settings(vllm_config)[0] or find_misplaced_options(vllm_config))
+    except ValueError:
+        return True
+
+
 def publishes_text(vllm_config: Any) -> bool:
     """Returns whether vLLM publishes KV events, which contain the text of requests."""
     events = getattr(vllm_config, "kv_events_config", None)
     return bool(getattr(events, "enable_kv_cache_events", False))
 
 
-def exchanges_scopes(vllm_config: Any) -> bool:
-    """Returns whether other engines may read this engine's text, or this engine reads theirs. The
-    scope of a request is then one that all of them compute alike. Raises as :func:`read_options`
-    does."""
-    feed = read_settings(vllm_config)[0].get("store_feed")
-    return publishes_text(vllm_config) or bool(feed)
-
-
 def engine_index(parallel_config: Any) -> int:
     """Returns the number of this engine in a data-parallel server. vLLM's ``data_parallel_rank`` is
     0 in every engine if the model is dense."""
     return getattr(parallel_config, "data_parallel_index", 0)
+
+
+def find_misplaced_options(vllm_config: Any) -> list[str]:
+    """Returns the names of options at the top level of ``additional_config``, where they have no
+    effect."""
+    additional_config = getattr(vllm_config, "additional_config", None)
+    names = additional_config if isinstance(additional_config, Mapping) else ()
+    return [name for name in names if name in OPTION_TYPES]
 
 
 def read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -331,7 +350,7 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
     if not isinstance(additional_config, Mapping):  # another platform uses a class
         return {}
     for name in additional_config:
-        if name != SECTION and "".join(filter(str.isalnum, str(name))).lower() == "ngramnpu":
+        if name != SECTION and _resembles_section(str(name)):
             raise ValueError(
                 f"ngram_npu: unknown section {name!r} in additional_config; did you mean "
                 f"{SECTION!r}?"
@@ -353,6 +372,12 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
                 f"got {value!r}"
             )
     return section
+
+
+def _resembles_section(name: str) -> bool:
+    letters, expected = "".join(filter(str.isalnum, name)).lower(), SECTION.replace("_", "")
+    is_similar = difflib.SequenceMatcher(None, letters, expected).ratio() >= MIN_SIMILARITY
+    return expected in letters or is_similar
 
 
 def _find_option_type(name: str, source: str) -> type:

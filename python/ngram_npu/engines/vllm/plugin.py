@@ -8,7 +8,6 @@ before. Each replacement is made only if the stock signatures are those for whic
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -35,6 +34,7 @@ from ngram_npu.engines.vllm.options import (
     CORRECTION,
     Method,
     find_method,
+    has_options,
     read_beside_option,
     read_options,
 )
@@ -53,6 +53,7 @@ from ngram_npu.engines.vllm.patching import (
     run_after_import,
     wrap_function,
 )
+from ngram_npu.engines.vllm.shared_store import check_files
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
 CLASS = "NgramProposer"
@@ -66,7 +67,8 @@ V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 V2_CLASS = "NgramGPUSpeculator"
 V2_FACTORY = "init_speculator"
 CONFIG = "vllm.config.vllm"
-V2_REFUSAL = " for the V2 runner, which is left as it is"
+V1_REFUSAL = " for method 'ngram_gpu' of the V1 runner, whose own class drafts"
+V2_REFUSAL = " for the V2 runner, whose own speculator drafts"
 
 ASCEND_FACTORY = "vllm_ascend.spec_decode"
 ASCEND_HOST = "AscendNgramProposer"
@@ -79,7 +81,7 @@ def install() -> None:
     """Replaces the stock classes, now or when vLLM imports their modules, and logs one line for
     each
     class: enabled, or why not. Never raises, because vLLM would not start. May be called again."""
-    refused = f", vLLM is left as it is: this vLLM ({find_installed_version()}) is not supported"
+    refused = f", vLLM's own methods draft: this vLLM ({find_installed_version()}) is not supported"
     try:
         request_scopes.install()
         if importlib.util.find_spec("vllm_ascend") is not None:
@@ -115,11 +117,31 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
     is_draft_model = model is draft is not target  # n-gram methods use one object as both
     if getattr(model, "is_submodel_config", False) or is_draft_model:
         return  # this configuration is derived from one that has been checked
-    method = find_method(vllm_config)
-    if method is not None:
-        serve_engine_metrics()
-        platform = importlib.import_module("vllm.platforms").current_platform
-        read_options(vllm_config, method).check_device(method, platform.device_type)
+    method, stock = find_method(vllm_config), getattr(speculative, "method", None)
+    if method is None:
+        # A custom class of another name may derive from ours, and then reads the options.
+        if stock != "custom_class" and has_options(vllm_config):
+            in_v2 = getattr(vllm_config, "use_v2_model_runner", False)
+            _warn_about_unused_options(stock, "V2" if in_v2 else "V1")
+        return
+    serve_engine_metrics()
+    device_type = importlib.import_module("vllm.platforms").current_platform.device_type
+    options = read_options(vllm_config, method)
+    options.check_device(method, device_type)
+    check_files(options)
+    # The replacements of the V2 runner's and of vLLM-Ascend's classes log this themselves.
+    is_v1 = method == "ngram_gpu" and device_type != "npu"
+    if is_v1 and (reason := explain_missing_kernels(device_type)):
+        log_refusal(V1_REFUSAL, reason)
+
+
+@functools.cache  # vLLM creates several configurations
+def _warn_about_unused_options(method: str | None, runner: str) -> None:
+    logger.warning(
+        "ngram_npu: its options have no effect: expected method 'ngram' or 'ngram_gpu', or in the "
+        "V2 runner beside=true with a neural drafter, got method %r in the %s runner",
+        *(method, runner),
+    )
 
 
 def _replace_sync(module: Any) -> str | None:
@@ -130,12 +152,9 @@ def _replace_sync(module: Any) -> str | None:
 
 
 def _install_async(runner: ModuleType) -> None:
-    wrap_function(getattr(runner, "GPUModelRunner", None), "__init__", _warn_without_beside)
     request_scopes.install_v1(runner)
     insertion.install_v1(runner)
-    method = "method 'ngram_gpu' of the V1 runner"
-    refused = f" for {method}, which is left as it is"
-    replace_after_import(RUNNER, _replace_async, method, refused)
+    replace_after_import(RUNNER, _replace_async, "method 'ngram_gpu' of the V1 runner", V1_REFUSAL)
     _install_correction(runner, lambda: runner.current_platform.device_type)
 
 
@@ -151,20 +170,21 @@ def _replace_async(runner: Any) -> str | None:
     replacements = {ASYNC_CLASS: v1.AsyncNgramProposer, TRIM_FUNCTION: trim_unless_padded}
     copy = getattr(runner, COPY_FUNCTION, None)
     mismatch = find_signature_mismatch(COPY_FUNCTION, copy, _copy_counts)
+    if explain_missing_kernels(runner.current_platform.device_type):
+        return None  # _check_options logs it if the engine uses this method
     return replace_attributes(runner, replacements, mismatch)
+
+
+def explain_missing_kernels(device_type: str) -> str:
+    """Returns why nothing can be looked up on a device; empty if it can."""
+    if _library.has_kernel("ngram_step_", device_type):
+        return ""
+    backend = _library.backends().get(device_type)
+    return f"no kernels for {device_type}{f': {backend.reason}' if backend else ''}"
 
 
 def _copy_counts(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
     """Only its signature is used. vLLM's function accepts None as counts, as with padded drafts."""
-
-
-def _warn_without_beside(
-    init: Any, runner: Any, vllm_config: Any, *args: Any, **kwargs: Any
-) -> None:
-    with contextlib.suppress(ValueError):  # read_options raises the error again
-        if read_beside_option(vllm_config):
-            logger.warning("ngram_npu: beside=True has no effect: this is the V1 runner")
-    init(runner, vllm_config, *args, **kwargs)
 
 
 def _install_correction(runner: ModuleType, find_device_type: Any) -> None:

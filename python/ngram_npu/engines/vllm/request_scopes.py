@@ -1,5 +1,5 @@
-"""Checks the properties of requests by which a store separates text: ``cache_salt``, LoRA adapter
-and scope.
+"""Checks requests where vLLM admits them, and passes the keys by which a store separates text to
+the runner: ``cache_salt`` and LoRA adapter.
 
 Requests are checked in the API's process, where an error is the answer to one request (HTTP 400).
 In the engine, an error would end all requests. vLLM's scheduler does not pass ``cache_salt`` on to
@@ -14,16 +14,17 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ngram_npu.engines.vllm.options import (
-    EXTRA_ARGUMENT,
     EXTRA_ARGUMENTS,
+    HOST_METHODS,
     REMOVED_ARGUMENTS,
     SECTION,
-    exchanges_scopes,
+    STORE_ARGUMENT,
+    find_method,
     publishes_text,
-    read_beside_option,
     read_settings,
 )
 from ngram_npu.engines.vllm.patching import (
@@ -33,9 +34,10 @@ from ngram_npu.engines.vllm.patching import (
     run_after_import,
     wrap_function,
 )
-from ngram_npu.engines.vllm.scopes import fold_scope
+from ngram_npu.store import PRIVATE_SCOPE, SHARED_SCOPE, Scope, scope_of_request
 
 INPUT_MODULE = "vllm.v1.engine.input_processor"
+ENGINE_MODULE = "vllm.v1.engine.async_llm"
 SCHEDULER_OUTPUT_MODULE = "vllm.v1.core.sched.output"
 REQUEST_MODULE = "vllm.v1.request"
 EXCEPTIONS_MODULE = "vllm.exceptions"
@@ -43,31 +45,45 @@ EXCEPTIONS_MODULE = "vllm.exceptions"
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 SALT, ADAPTER = "cache_salt", "LoRA adapter"
 UNKNOWN_RUNNER = (
-    "ngram_npu: store: expected a runner that passes on the scopes of requests, this vLLM's has "
+    "ngram_npu: store: expected a runner that passes on the keys of requests, this vLLM's has "
     "another GPUModelRunner.{}"
 )
 
 
 class Rules(NamedTuple):
-    """The properties that an engine accepts or requires of requests."""
+    """What an engine rejects."""
 
-    hidden_properties: tuple[str, ...] = ()
-    """Properties that the runner cannot see. A request with such a property is rejected."""
-    requires_scope: bool = False
-    """Whether a request must have a salt, an adapter or a scope."""
+    hidden_keys: tuple[str, ...] = ()
+    """Keys that the runner cannot see. A request with such a key is rejected."""
     has_store: bool = False
-    folds_scope: bool = False
-    """Whether a request's scope becomes part of its salt, which KV events contain."""
+    publishes_text: bool = False
+    rejects_min_tokens: bool = False
+
+
+def find_scope(
+    lora_request: Any, sampling_params: Any, cache_salt: str | None, *, is_private: bool
+) -> Scope:
+    """Returns the scope of a request that :func:`check_request` accepts.
+
+    Args:
+        is_private: Whether a request without salt and adapter shares with nobody.
+    """
+    extra_args = getattr(sampling_params, "extra_args", None) or {}
+    if not extra_args.get(STORE_ARGUMENT, True):
+        return PRIVATE_SCOPE
+    scope = scope_of_request(cache_salt, lora_request and lora_request.lora_name)
+    return PRIVATE_SCOPE if is_private and scope == SHARED_SCOPE else scope
 
 
 def install() -> None:
-    """Wraps both functions, now or when vLLM imports their modules. May be called again."""
+    """Wraps vLLM's functions, now or when vLLM imports their modules. May be called again."""
     run_after_import(INPUT_MODULE, _wrap_input_processor)
+    run_after_import(ENGINE_MODULE, _wrap_engine)
     run_after_import(SCHEDULER_OUTPUT_MODULE, _pass_salts_on)
 
 
 def _wrap_input_processor(module: Any) -> None:
-    # If a checked field is missing in requests, nothing is wrapped; require_scope_checks raises.
+    # If a checked field is missing in requests, nothing is wrapped; require_request_checks raises.
     request = getattr(module, "EngineCoreRequest", None)
     if {SALT, "lora_request", "sampling_params"} <= {*getattr(request, "__annotations__", ())}:
         wrap_function(getattr(module, "InputProcessor", None), "process_inputs", _process_inputs)
@@ -75,16 +91,36 @@ def _wrap_input_processor(module: Any) -> None:
 
 def _process_inputs(stock: Any, processor: Any, *args: Any, **kwargs: Any) -> Any:
     request = stock(processor, *args, **kwargs)
+    _check_request(request, processor)
+    return request
+
+
+def _wrap_engine(module: Any) -> None:
+    wrap_function(getattr(module, "AsyncLLM", None), "generate", _generate)
+
+
+def _generate(
+    stock: Any, engine: Any, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Checks a request before vLLM answers a streaming request with the status 200. vLLM's function
+    is a generator, so :func:`_process_inputs` checks a request only when the response begins."""
+    if isinstance(prompt, Mapping):
+        request = SimpleNamespace(
+            sampling_params=sampling_params,
+            lora_request=kwargs.get("lora_request"),
+            cache_salt=prompt.get(SALT),
+        )
+        _check_request(request, engine.input_processor)
+    return stock(engine, prompt, sampling_params, *args, **kwargs)
+
+
+def _check_request(request: Any, processor: Any) -> None:
     if not hasattr(processor, SECTION):
         setattr(processor, SECTION, make_rules(processor.vllm_config))
     try:
         check_request(request, getattr(processor, SECTION))
-        if getattr(processor, SECTION).folds_scope:
-            extra_args = getattr(request.sampling_params, "extra_args", None) or {}
-            request.cache_salt = fold_scope(extra_args.get(EXTRA_ARGUMENT), request.cache_salt)
     except ValueError as error:
         raise _get_error_class()(str(error)) from None
-    return request
 
 
 @functools.cache
@@ -96,34 +132,70 @@ def _get_error_class() -> type[Exception]:
 
 def make_rules(vllm_config: Any) -> Rules:
     """Returns the rules of the engine with this configuration."""
-    method = getattr(vllm_config.speculative_config, "method", None)
-    in_v2 = getattr(vllm_config, "use_v2_model_runner", False)
-    is_replaced = method in ("ngram", "ngram_gpu", "custom_class") or (
-        method is not None and in_v2 and read_beside_option(vllm_config)
-    )
+    publishes = publishes_text(vllm_config)
+    # A custom class of another name may derive from ours. Its options are not checked before.
+    is_custom = getattr(vllm_config.speculative_config, "method", None) == "custom_class"
+    method = "custom_class" if is_custom else find_method(vllm_config)
+    if method is None:
+        return Rules(publishes_text=publishes)
     settings: Mapping[str, Any] = {}
-    # The options of another custom class are not checked with the configuration.
-    with contextlib.suppress(*([ValueError] if method == "custom_class" else [])):
-        settings = read_settings(vllm_config)[0] if is_replaced else {}
-    if not settings.get("store"):
-        return Rules(folds_scope=publishes_text(vllm_config))
-    hidden_properties: tuple[str, ...] = ()
-    if method == "custom_class" or (method == "ngram" and not in_v2):
-        hidden_properties = SALT, ADAPTER, EXTRA_ARGUMENT
-    elif not _salts_are_passed_on():
-        hidden_properties = (SALT,)
-    return Rules(
-        hidden_properties,
-        requires_scope=settings.get("scope") == "required",
-        has_store=True,
-        folds_scope=exchanges_scopes(vllm_config),
-    )
+    with contextlib.suppress(*([ValueError] if is_custom else [])):
+        settings = read_settings(vllm_config)[0]
+    is_async = getattr(vllm_config.scheduler_config, "async_scheduling", False)
+    rejects_min_tokens = method == "ngram_gpu" and bool(is_async)
+    has_store = bool(settings.get("store"))
+    hidden_keys: tuple[str, ...] = ()
+    if has_store and method in HOST_METHODS:
+        hidden_keys = SALT, ADAPTER, STORE_ARGUMENT
+    elif has_store and not _salts_are_passed_on():
+        hidden_keys = (SALT,)
+    return Rules(hidden_keys, has_store, publishes, rejects_min_tokens)
 
 
 def check_request(request: Any, rules: Rules) -> None:
-    """Raises ValueError if the request has an unknown key with our prefix, a malformed scope, or a
-    property that the rules exclude."""
+    """Raises ValueError if the request has an unknown key with our prefix, a value of the wrong
+    type, or something that the rules exclude."""
     extra_args = getattr(request.sampling_params, "extra_args", None) or {}
+    _check_extra_arguments(extra_args)
+    keeps_out = not extra_args.get(STORE_ARGUMENT, True)
+    if keeps_out and rules.publishes_text:
+        raise ValueError(
+            f"ngram_npu: {STORE_ARGUMENT}: expected true, got false: this engine publishes KV "
+            "events, with which other engines can store the text"
+        )
+    if rules.rejects_min_tokens and getattr(request.sampling_params, "min_tokens", None):
+        raise ValueError(
+            f"ngram_npu: min_tokens: expected none, got {request.sampling_params.min_tokens}: with "
+            "'ngram_gpu' in the V1 runner, vLLM may end the request before; use method 'ngram' or "
+            "the V2 runner"
+        )
+    if not rules.has_store:
+        return
+    if getattr(request, "resumable", False):
+        raise ValueError(
+            "ngram_npu: streaming input: expected none with a store, got a request with later "
+            "parts, which may have another owner"
+        )
+    lora_request = request.lora_request
+    try:
+        scope_of_request(request.cache_salt, lora_request and lora_request.lora_name)
+    except TypeError as error:
+        raise ValueError(f"ngram_npu: {error}") from None
+    keys = {
+        SALT: bool(request.cache_salt),  # vLLM ignores an empty salt
+        ADAPTER: lora_request is not None,
+        STORE_ARGUMENT: keeps_out,
+    }
+    for name in rules.hidden_keys:
+        if keys[name]:
+            raise ValueError(
+                f"ngram_npu: {name}: expected none, got one: this engine's runner does not know it "
+                "and the store could not separate the request; use method 'ngram_gpu' with a "
+                "tested vLLM, or no store"
+            )
+
+
+def _check_extra_arguments(extra_args: Mapping[Any, Any]) -> None:
     for key in extra_args:
         if key in REMOVED_ARGUMENTS:
             raise ValueError(
@@ -131,37 +203,16 @@ def check_request(request: Any, rules: Rules) -> None:
                 f"{REMOVED_ARGUMENTS[key]}"
             )
         letters = "".join(filter(str.isalnum, str(key))).lower()
-        if key != EXTRA_ARGUMENT and letters.startswith("ngramnpu"):
+        if key != STORE_ARGUMENT and letters.startswith("ngramnpu"):
             raise ValueError(
-                f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {EXTRA_ARGUMENT!r}"
+                f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {STORE_ARGUMENT!r}"
             )
-    scope = extra_args.get(EXTRA_ARGUMENT)
-    if scope is not None and not (isinstance(scope, str) and scope):
+    # vLLM's API turns true and false into 1 and 0.
+    value = extra_args.get(STORE_ARGUMENT, True)
+    if not isinstance(value, (bool, int, float)) or value not in (0, 1):
         raise ValueError(
-            f"ngram_npu: {EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}: expected a string that is not "
-            f"empty, got {scope!r}"
-        )
-    if rules.has_store and getattr(request, "resumable", False):
-        raise ValueError(
-            "ngram_npu: streaming input: expected none with a store, got a request with later "
-            "parts, which may have another owner"
-        )
-    properties = {
-        SALT: bool(request.cache_salt),  # vLLM ignores an empty salt
-        ADAPTER: request.lora_request is not None,
-        EXTRA_ARGUMENT: scope is not None,
-    }
-    for name in rules.hidden_properties:
-        if properties[name]:
-            raise ValueError(
-                f"ngram_npu: {name}: expected none, got one: this engine's runner does not know it "
-                "and the store could not separate the request; use method 'ngram_gpu' with a "
-                "tested vLLM, or no store"
-            )
-    if rules.requires_scope and not any(properties.values()):
-        raise ValueError(
-            f"ngram_npu: scope='required': expected a cache_salt, a LoRA adapter or "
-            f"{EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}, got none of them"
+            f"ngram_npu: {STORE_ARGUMENT} in {EXTRA_ARGUMENTS}: expected true or false, got "
+            f"{value!r}"
         )
 
 
@@ -192,7 +243,7 @@ def _salts_are_passed_on() -> bool:
     return SALT in parameter_names(request.__init__) and hasattr(request_data, SALT)
 
 
-def require_scope_checks() -> None:
+def require_request_checks() -> None:
     """Raises ValueError if, for a worker with a store, the API's process does not check
     requests."""
     if not sys.modules.keys() & {RUNNER, V2_RUNNER}:  # not in a vLLM worker
@@ -201,7 +252,8 @@ def require_scope_checks() -> None:
         if getattr(importlib.import_module("vllm.envs"), RUST_FRONT_END, False):
             raise ValueError(
                 f"ngram_npu: store: expected vLLM's Python front end, got {RUST_FRONT_END}, which "
-                "does not check requests: a cache_salt or a misspelled scope would be ignored"
+                "does not check requests: a cache_salt that the runner does not know would be "
+                "ignored"
             )
     process_inputs: Any = None
     with contextlib.suppress(ImportError, AttributeError):
@@ -209,7 +261,8 @@ def require_scope_checks() -> None:
     if not hasattr(process_inputs, "ngram_npu"):
         raise ValueError(
             "ngram_npu: store: expected NGRAM_NPU_VLLM=1 and a vLLM that lets ngram_npu check "
-            f"requests in {INPUT_MODULE}: else a cache_salt or a misspelled scope would be ignored"
+            f"requests in {INPUT_MODULE}: else a cache_salt that the runner does not know would be "
+            "ignored"
         )
 
 

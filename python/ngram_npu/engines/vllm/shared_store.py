@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import time
 from multiprocessing.util import Finalize
 from typing import Any
 
-from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT, Options, vocabulary_digest
+from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import format_error, logger
-from ngram_npu.store import NgramStore
+from ngram_npu.store import SHARED_SCOPE, NgramStore, tokenizer_digest
 from ngram_npu.store import file as store_file
 
 IDLE_S = 1.0
@@ -23,12 +24,49 @@ PAUSE_PER_SAVE = 20
 """Minimum time between two saves, in durations of the last one: saves take at most 5 %."""
 
 
+def check_files(options: Options) -> None:
+    """Checks the files of a store, as far as this takes no time.
+
+    Raises:
+        ValueError: A file cannot be used. One line.
+    """
+    seed, path = options.store_seed, options.store_file
+    if seed and path and os.path.realpath(seed) == os.path.realpath(path):
+        raise ValueError("ngram_npu: store_seed: expected another file than store_file")
+    folder = os.path.dirname(os.path.realpath(path)) if path else ""
+    if folder and not os.access(folder, os.W_OK):
+        state = "a folder that can be written" if os.path.isdir(folder) else "an existing folder"
+        raise ValueError(f"ngram_npu: store_file: expected {state}, got {folder}")
+    files = {"store_seed": seed, "store_file": path if path and os.path.exists(path) else ""}
+    for name, file in files.items():
+        try:
+            description = store_file.describe(file) if file else None
+        except (OSError, ValueError) as error:
+            raise ValueError(f"ngram_npu: {name}: {error}") from error
+        if description is None or name == "store_seed":  # whose last texts are kept
+            continue
+        if description.num_tokens > options.store_tokens:
+            raise ValueError(
+                f"ngram_npu: {name}: expected at most {options.store_tokens} tokens, the capacity "
+                f"of the store, got {description.num_tokens}: raise store_tokens"
+            )
+
+
+def vocabulary_digest(model_config: Any) -> str | None:
+    """Returns the digest of the model's vocabulary; None if the server runs without a tokenizer.
+    Loading the tokenizer takes seconds."""
+    if getattr(model_config, "skip_tokenizer_init", False):
+        return None
+    tokenizers = importlib.import_module("vllm.tokenizers")
+    return tokenizer_digest(tokenizers.cached_tokenizer_from_config(model_config).get_vocab())
+
+
 class SharedStore:
     """A store and its files.
 
     Args:
         device: Where the store is; None: in host memory.
-        has_scopes: Whether the runner passes on the scopes of requests.
+        has_scopes: Whether the runner passes on ``cache_salt`` and adapter of requests.
 
     Raises:
         ValueError: A file cannot be used.
@@ -37,9 +75,10 @@ class SharedStore:
     def __init__(
         self, vllm_config: Any, options: Options, device: Any, *, has_scopes: bool
     ) -> None:
+        check_files(options)
         self.path = options.store_file
         self.has_scopes = has_scopes
-        self._requires_scope = options.scope == "required"
+        self._is_private = options.scope == "private"
         self._is_killed = getattr(vllm_config, "shutdown_timeout", None) == 0
         """Whether a server that is stopped kills its workers before they can save."""
         self._model_config = vllm_config.model_config
@@ -64,19 +103,12 @@ class SharedStore:
         """Returns the contents of this engine's own file. It includes the seed with which it began;
         a new seed is merged, and text that both contain is kept once."""
         own_file = self.path if self.path and os.path.exists(self.path) else ""
-        if seed and self.path and os.path.realpath(seed) == os.path.realpath(self.path):
-            raise ValueError("ngram_npu: store_seed: expected another file than store_file")
         name, checksum, own_checksum = "store_file", "", ""
         contents = None
         try:
             if own_file:
-                description = store_file.describe(own_file)
-                if description.num_tokens > self._tokens:
-                    raise ValueError(
-                        f"expected at most {self._tokens} tokens, the capacity of the store, got "
-                        f"{description.num_tokens}: raise store_tokens"
-                    )
-                contents, own_checksum = self._load(own_file), description.checksum
+                own_checksum = store_file.describe(own_file).checksum
+                contents = self._load(own_file)
             name = "store_seed"
             if seed:
                 checksum = store_file.describe(seed).checksum
@@ -137,19 +169,37 @@ class SharedStore:
                     "stopped, and text since the last save is lost; --shutdown-timeout 10 gives "
                     "them time to save it"
                 )
-        requests = "all requests of this engine"
-        refused = "; those with a cache_salt, a LoRA adapter or a scope are refused"
-        if self.has_scopes:
-            requests = (
-                f"requests of one cache_salt, LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
-            )
-            refused = "; those with none of the three are refused" if self._requires_scope else ""
+        requests = "requests with the same cache_salt and LoRA adapter"
+        others = "the text of requests without both is not stored"
+        if not self._is_private:
+            others = "so do requests without both: for servers with one tenant"
+        if not self.has_scopes:
+            requests = "all requests"
+            others = "for servers with one tenant; a cache_salt or a LoRA adapter is rejected"
         store, tokens = self.contents, self.contents.statistics.tokens_held
         loaded = f", {tokens} of them from {self._loaded_files}" if tokens else ""
         logger.info(
-            f"ngram_npu: the store is on: {requests} draft from each other's text "
-            f"({store.capacity} tokens in {store.nbytes / 1e6:.0f} MB{loaded}){refused}"
+            f"ngram_npu: the store is on with scope={'private' if self._is_private else 'shared'}: "
+            f"{requests} draft from each other's text; {others} "
+            f"({store.capacity} tokens in {store.nbytes / 1e6:.0f} MB{loaded})"
         )
+        self._warn_about_unusable_text()
+
+    def _warn_about_unusable_text(self) -> None:
+        """Logs a warning if no request has the scope of loaded text."""
+        scopes = self.contents.scopes
+        shared, reason = scopes.get(SHARED_SCOPE, 0), ""
+        unusable = 0
+        if self._is_private:
+            unusable, reason = shared, "has no cache_salt, and scope='private'"
+        elif not self.has_scopes:
+            unusable = sum(scopes.values()) - shared
+            reason = "has a cache_salt or a LoRA adapter, which this runner does not know"
+        if unusable:
+            logger.warning(
+                f"ngram_npu: no request can draft {unusable} of {sum(scopes.values())} tokens from "
+                f"{self._loaded_files}: their text {reason}"
+            )
 
     def _save_when_due(self) -> None:
         """Saves soon after requests end, since vLLM may kill a worker at any time: when text stops

@@ -45,7 +45,7 @@ else:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
     from vllm.v1.worker.gpu.spec_decode.ngram import speculator
 
-    request_scopes.install()  # passes salts and scopes of requests to the runner, for a store
+    request_scopes.install()  # passes salts of requests to the runner, for a store
     REPLACED_NAMES = [(speculator, "NgramGPUSpeculator"), (model_runner, "init_speculator")]
 
 Request = tuple[list[int], SamplingParams]
@@ -53,7 +53,7 @@ Request = tuple[list[int], SamplingParams]
 K = 4
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 VLLM_DRAFTS = {"lookup": "ngram"}
-STORE = {"store": True, "store_tokens": 1 << 16}
+STORE = {"store": True, "store_tokens": 1 << 16, "scope": "shared"}
 MAX_MODEL_LEN = {"v1": 512, "v2": 256}[RUNNER]
 
 OPTIONS: dict[str, Any] = {
@@ -171,10 +171,10 @@ class Engine:
 
     def serve(self, requests: Sequence[Request], result: BatchResult) -> None:
         """Runs all requests at once, from an empty prefix cache, and writes outputs and vLLM's
-        counts to `result`."""
+        counts to `result`. A request's `extra_args` are fields of its prompt, such as a salt."""
         assert self.llm.reset_prefix_cache()
         old_counts = self.read_counters()
-        prompts = [{"prompt_token_ids": tokens} for tokens, _ in requests]
+        prompts = [{"prompt_token_ids": tokens, **(p.extra_args or {})} for tokens, p in requests]
         params = [params for _, params in requests]
         answers = self.llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
         result.outputs = [list(map(_make_output, answer.outputs)) for answer in answers]

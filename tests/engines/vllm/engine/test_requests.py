@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from engines import RUNNER, StoreDraftCounter, encode_corpus, make_params, start_engine
-from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
-from ngram_npu.engines.vllm.scopes import find_scope
+from ngram_npu.engines.vllm.options import STORE_ARGUMENT
+from ngram_npu.store import scope_of_request
 from processes import METHODS
 from transformers import AutoModelForCausalLM
 
 EMBEDS_METHODS = {"v1": ["plugin", "custom_class"], "v2": ["async", "store"]}[RUNNER]
 STORE_METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]]
-SALT, SCOPE = {"cache_salt": "a"}, {EXTRA_ARGUMENT: "a"}
 
 
 def _generate_with_embeds(model: Path, method: str) -> tuple[list[list[int]], int]:
@@ -39,25 +38,21 @@ def test_text_of_prompt_embeddings_equals_text_without_speculation(model: Path) 
         assert num_accepted > {"v1": 50, "v2": 40}[RUNNER]
 
 
-def test_requests_draft_only_from_text_of_same_salt_and_scope(model: Path) -> None:
+def test_requests_draft_only_from_text_of_the_same_salt(model: Path) -> None:
+    """Requests without a salt, and those that keep their text out of the store, share with none."""
+    keep_out = {STORE_ARGUMENT: False}
     tenants: list[tuple[dict[str, str], dict[str, Any]]] = [
-        (salt, scope)
-        for salt in ({}, SALT, {"cache_salt": "b"})
-        for scope in ({}, SCOPE)
-    ]  # fmt: skip
+        *(({"cache_salt": "a"}, {}), ({"cache_salt": "b"}, {})),
+        *(({}, {}), ({"cache_salt": "a"}, keep_out), ({}, keep_out)),
+    ]
     prompt = encode_corpus(model, 2_000)[:60]
     draft_counts: list[int] = []
-    with start_engine(model, STORE_METHOD) as engine:
+    with start_engine(model, STORE_METHOD.with_options(scope="private")) as engine:
         store, counter = engine.store, StoreDraftCounter(engine)
         for salt, extra_args in [*tenants, *tenants]:
             old_count = counter.count
             engine.generate([{"prompt_token_ids": prompt, **salt}], make_params(40, extra_args))
             draft_counts.append(counter.count - old_count)
     assert draft_counts[: len(tenants)] == [0] * len(tenants)
-    assert min(draft_counts[-len(tenants) :]) > 0
-    scopes = {
-        find_scope(None, make_params(40, e), s.get("cache_salt"), is_exchanged=False)
-        for s, e in tenants
-    }
-    assert len(scopes) == len(tenants)
-    assert scopes == set(store.scopes)
+    assert [count > 0 for count in draft_counts[len(tenants) :]] == [True] * 2 + [False] * 3
+    assert store.scopes.keys() == {scope_of_request("a"), scope_of_request("b")}

@@ -1,5 +1,5 @@
 """Tests `vllm serve` with the plugin, called by OpenAI's client: text, streams, aborts, metrics,
-a switch of drafting, and error 400 for requests whose scope in a store is misspelled or missing."""
+a switch of drafting, and error 400 for requests that the engine cannot serve as they ask."""
 
 from __future__ import annotations
 
@@ -176,21 +176,26 @@ def test_drafting_is_switched_off_and_on_over_http(
     assert _complete(server, requests[0]) == expected[0]
 
 
-def test_misspelled_or_missing_scope_gets_error_400(model: Path, tmp_path: Path) -> None:
-    method = METHODS["store_padded"].with_options(scope="required")
+def test_rejected_request_gets_error_400_also_as_a_stream(model: Path, tmp_path: Path) -> None:
+    """A request that was accepted by the API's process would otherwise end after the status 200."""
+    method = METHODS["store_padded"].with_options(scope="private")
     server = Server(model, tmp_path, method.make_arguments(model))
-    salt, scope = {"cache_salt": "a"}, {"vllm_xargs": {"ngram_npu_scope": "a"}}
+    salt = {"cache_salt": "a"}
     try:
         server.wait_until_ready()
-        for extra_args, message in (
-            ({"vllm_xargs": {"ngram_npu_scop": "a"}, **salt}, "unknown key 'ngram_npu_scop' in"),
-            ({"vllm_xargs": {"ngram_npu_scope": 1}}, "ngram_npu_scope in extra_args"),
-            ({}, "scope='required': expected a cache_salt"),
-        ):
-            with pytest.raises(BadRequestError, match=f"ngram_npu: {message}"):
-                server.complete([5, 6, 7], 4, extra_args)
-        for extra_args in (salt, scope, {**scope, **salt}):
+        for stream in (False, True):
+            for extra_args, message in (
+                ({"vllm_xargs": {"ngram_npu_stor": False}, **salt}, "unknown key 'ngram_npu_stor'"),
+                ({"vllm_xargs": {"ngram_npu_scope": "a"}}, "ngram_npu_scope in extra_args"),
+                ({"vllm_xargs": {"ngram_npu_store": "no"}}, "ngram_npu_store in extra_args"),
+                ({"min_tokens": 3}, "min_tokens: expected none, got 3"),
+            ):
+                with pytest.raises(BadRequestError, match=f"ngram_npu: {message}"):
+                    server.complete([5, 6, 7], 4, extra_args, stream=stream)
+        for extra_args in ({}, salt, {"vllm_xargs": {"ngram_npu_store": False}, **salt}):
             assert server.complete([5, 6, 7], 4, extra_args).usage.completion_tokens == 4
-        assert "those with none of the three are refused" in server.log.read_text()
+        log = server.log.read_text()
+        assert "the text of requests without both is not stored" in log
+        assert "Traceback" not in log
     finally:
         server.stop()

@@ -1,5 +1,5 @@
 """Tests LoRA adapters: each adapter has its own text and its own scope in a store. Runners that do
-not know a request's adapter, salt or scope reject such requests."""
+not know the keys of requests reject them, and need the option `scope` for a store."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from engines import (
     make_params,
     start_engine,
 )
-from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.options import STORE_ARGUMENT
 from ngram_npu.engines.vllm.patching import logger
-from ngram_npu.engines.vllm.scopes import find_scope
+from ngram_npu.store import scope_of_request
 from safetensors.torch import save_file
 from v1_runs import METHODS
 from vllm.lora.request import LoRARequest
@@ -68,10 +68,11 @@ def test_stored_text_of_adapters_is_separate(model: Path, adapters: list[LoRAReq
     with start_engine(model, Method(), **LORA_OPTIONS) as engine:
         expected = _generate(engine, prompts, adapters)
     assert expected[0] != expected[1], "expected different texts of the adapters"
-    with start_engine(model, METHODS["store_padded"], **LORA_OPTIONS) as engine:
+    method = METHODS["store_padded"].with_options(scope="private")
+    with start_engine(model, method, **LORA_OPTIONS) as engine:
         assert _generate(engine, prompts, adapters) == expected
         store = engine.store
-    scopes = [find_scope(adapter, None, None, is_exchanged=False) for adapter in adapters]
+    scopes = [scope_of_request(None, adapter.lora_name) for adapter in adapters]
     assert set(store.scopes) == set(scopes)
     outputs = dict(zip(scopes, expected, strict=True))
     for scope, stored in store.texts():
@@ -79,7 +80,7 @@ def test_stored_text_of_adapters_is_separate(model: Path, adapters: list[LoRAReq
         assert any(contains_up_to(output, stored.tolist(), K) for output in outputs[scope])
 
 
-def test_request_with_owner_in_runner_without_owners_raises(
+def test_request_with_a_key_in_a_runner_that_knows_no_keys_raises(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger.addHandler(caplog.handler)
@@ -90,11 +91,11 @@ def test_request_with_owner_in_runner_without_owners_raises(
         for name, salt, extra_args, options in (
             ("cache_salt", {"cache_salt": "a"}, {}, {}),
             ("LoRA adapter", {}, {}, {"lora_request": adapter}),
-            (EXTRA_ARGUMENT, {}, {EXTRA_ARGUMENT: "a"}, {}),
+            (STORE_ARGUMENT, {}, {STORE_ARGUMENT: False}, {}),
         ):
             message = f"ngram_npu: {name}: expected none, got one: this"
             with pytest.raises(ValueError, match=message):
                 engine.generate([{**prompt, **salt}], make_params(40, extra_args), **options)
         engine.generate([prompt], make_params())
     logger.removeHandler(caplog.handler)
-    assert "those with a cache_salt, a LoRA adapter or a scope are refused" in caplog.text
+    assert "one tenant; a cache_salt or a LoRA adapter is rejected" in caplog.text

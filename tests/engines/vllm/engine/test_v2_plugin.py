@@ -27,6 +27,8 @@ wrapped = [
     resolve(plugin.CONFIG, "VllmConfig", "__post_init__"),
     resolve(plugin.V2_RUNNER, plugin.V2_FACTORY),
     resolve(plugin.V2_RUNNER, "GPUModelRunner", "add_requests"),
+    resolve(plugin.request_scopes.INPUT_MODULE, "InputProcessor", "process_inputs"),
+    resolve(plugin.request_scopes.ENGINE_MODULE, "AsyncLLM", "generate"),
 ]
 print(json.dumps({
     "replaced": [
@@ -69,7 +71,7 @@ def test_plugin_replaces_ngram_classes_of_installed_vllm() -> None:
     modules = ["v1", "v1", "v2"]
     assert result["replaced"] == [f"ngram_npu.engines.vllm.{module}" for module in modules]
     assert result["abstract"] == []
-    assert result["wrapped"] == [True] * 3
+    assert result["wrapped"] == [True] * 5
 
 
 def test_unknown_option_raises_before_an_engine_starts(model: Path) -> None:
@@ -77,5 +79,8 @@ def test_unknown_option_raises_before_an_engine_starts(model: Path) -> None:
     assert process.returncode != 0
     assert "ngram_npu: unknown option 'lokup'" in process.stderr
     assert "did you mean 'lookup'?" in process.stderr
-    process = run_script(CONFIG_SCRIPT, str(model), NGRAM_NPU_VLLM="0")
-    assert process.returncode == 0  # without the plugin
+    for value in ("0", ""):  # without the plugin
+        process = run_script(CONFIG_SCRIPT, str(model), NGRAM_NPU_VLLM=value)
+        assert process.returncode == 0
+        message = "ngram_npu: the options in additional_config have no effect: expected NGRAM_NPU_V"
+        assert process.stdout.count(message) == (value == "")

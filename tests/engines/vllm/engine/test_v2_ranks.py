@@ -59,7 +59,7 @@ def test_ranks_with_store_calls_have_equal_drafts_and_one_rank_saves_store(
         statistics,
         ["ngram_npu_store_clear", None],
         statistics,
-        ["ngram_npu_store_clear", None, None, "salt"],
+        ["ngram_npu_store_clear", "salt"],
         statistics,
         ["report_drafts"],
         salt="salt",

@@ -11,7 +11,7 @@ import v2_runs
 from engines import Engine, start_engine
 from ngram_npu import NgramStore
 from ngram_npu.engines.vllm import shared_store
-from ngram_npu.engines.vllm.options import vocabulary_digest
+from ngram_npu.engines.vllm.shared_store import vocabulary_digest
 from ngram_npu.store import file as store_file
 
 if TYPE_CHECKING:

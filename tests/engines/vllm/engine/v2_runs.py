@@ -28,7 +28,6 @@ from engines import (
 from ngram_npu import NgramConfig, StoreStatistics
 from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
-from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ops.reference import merge_drafts_, ngram_propose
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
@@ -130,7 +129,7 @@ class Run(BatchResult):
 
 def make_requests(model: Path) -> list[Request]:
     """Makes 20 requests: some are prefilled in chunks, share a prefix, have stop conditions,
-    penalties, a grammar or a scope, or end at max_model_len."""
+    penalties, a grammar or a salt, or end at max_model_len."""
     ids = encode_corpus(model, 60_000)
     requests = []
     for i in range(20):
@@ -148,7 +147,7 @@ def make_requests(model: Path) -> list[Request]:
                 params["repetition_penalty"] = 1.3
             case 4:
                 prompt = ids[:64] + prompt[:16]
-                params["extra_args"] = {EXTRA_ARGUMENT: "tenant"}
+                params["extra_args"] = {"cache_salt": "tenant"}
             case 0 if i >= 10:
                 params["structured_outputs"] = StructuredOutputsParams(regex=GRAMMAR)
         requests.append((prompt, SamplingParams(temperature=0, **params)))

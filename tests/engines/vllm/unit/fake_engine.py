@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 K, ROWS, LENGTH, VOCABULARY = 4, 6, 96, 100
 """Number of draft tokens, number of rows, max_model_len, and size of the vocabulary."""
 WORDS = list(range(50, 90))
-STORE: dict[str, Any] = {"store": True, "store_tokens": 16384}
+STORE: dict[str, Any] = {"store": True, "store_tokens": 16384, "scope": "shared"}
 
 
 def make_config(
@@ -66,9 +66,9 @@ def make_adapter(number: int, name: str) -> Any:
     return SimpleNamespace(lora_int_id=number, lora_name=name)
 
 
-def make_params(scope: object = None) -> Any:
-    """Returns sampling parameters with a scope and without stop conditions."""
-    extra_args = None if scope is None else {"ngram_npu_scope": scope}
+def make_params(*, is_stored: bool = True) -> Any:
+    """Returns sampling parameters without stop conditions."""
+    extra_args = None if is_stored else {"ngram_npu_store": False}
     stop = dict.fromkeys(("stop_token_ids", "eos_token_id", "repetition_detection"))
     return SimpleNamespace(extra_args=extra_args, max_tokens=1 << 20, **stop)
 
@@ -80,13 +80,14 @@ class Request:
         self,
         req_id: str,
         prompt: list[int],
-        scope: object = None,
-        adapter: Any = None,
         salt: str | None = None,
+        adapter: Any = None,
+        *,
+        is_stored: bool = True,
     ) -> None:
         self.req_id, self.tokens, self.prompt_len = req_id, list(prompt), len(prompt)
         self.lora_request, self.cache_salt = adapter, salt
-        self.sampling_params = make_params(scope)
+        self.sampling_params = make_params(is_stored=is_stored)
 
 
 class Engine:

@@ -30,13 +30,15 @@ from fake_engine import (
     make_adapter,
     make_config,
     make_input_batch,
+    make_params,
     run_random_steps,
 )
-from ngram_npu import _C, NgramConfig, scope_of
+from ngram_npu import _C, NgramConfig
 from ngram_npu import NgramProposer as CoreProposer
 from ngram_npu.engines.vllm import NgramProposer, drafter, plugin, v1
 from ngram_npu.engines.vllm.v2 import RowDrafter
 from ngram_npu.ops import workspace_size
+from ngram_npu.store import PRIVATE_SCOPE, SHARED_SCOPE, scope_of_request
 from ops import reference
 
 VLLM_V1: dict[str, Any] = {"min_n": 2, "max_n": 4}
@@ -127,18 +129,22 @@ class Model:
 
     def find_scope(self, request: Request) -> int:
         if isinstance(self.engine, V1):  # which does not know the scopes
-            return 0
-        return scope_of(request.sampling_params.extra_args["ngram_npu_scope"])
+            return SHARED_SCOPE
+        if request.sampling_params.extra_args is not None:
+            return PRIVATE_SCOPE
+        return scope_of_request(request.cache_salt)
 
 
-def begin_requests_in_two_scopes(engine: Engine) -> None:
-    """Gives each request that begins from now on one of two scopes."""
+def begin_requests_in_three_scopes(engine: Engine) -> None:
+    """Makes each request that begins from now on one of a tenant, one without a tenant, or one that
+    shares with nobody."""
     numbers, begin = itertools.count(), engine.begin
 
     def begin_in_scope(*requests: Request) -> None:
         for request in requests:
-            name = None if next(numbers) % 2 else "tenant"
-            request.sampling_params.extra_args = {"ngram_npu_scope": name}
+            number = next(numbers) % 8
+            request.cache_salt = "tenant" if number % 2 else None
+            request.sampling_params = make_params(is_stored=number != 4)
         begin(*requests)
 
     engine.begin = begin_in_scope  # type: ignore[method-assign]
@@ -153,7 +159,7 @@ def test_drafts_equal_the_reference(name: str, has_store: bool, seed: int) -> No
     if has_store and engine_class is Ascend:
         pytest.skip("vLLM-Ascend's V1 runner has no store on the device")
     engine = engine_class(**options, **(STORE if has_store else {}))
-    begin_requests_in_two_scopes(engine)
+    begin_requests_in_three_scopes(engine)
     model, num_drafts, num_from_store = Model(engine, arguments), 0, 0
     for samples, drafts in run_random_steps(engine, seed):
         if not samples:
@@ -168,8 +174,8 @@ def test_drafts_equal_the_reference(name: str, has_store: bool, seed: int) -> No
     assert num_drafts > 60
     if has_store:
         # A row that moves loses the text that is held back.
-        assert num_from_store > (2 if engine_class is V1Async else 10)
-        assert engine.store.scopes.keys() <= {0, scope_of("tenant")}
+        assert num_from_store > (1 if engine_class is V1Async else 10)
+        assert engine.store.scopes.keys() <= {SHARED_SCOPE, scope_of_request("tenant")}
         for array_name, array in model.store.items():
             assert np.array_equal(getattr(engine.store, array_name), array)
         engine.store.check_integrity()
@@ -213,15 +219,12 @@ def get_first_tokens(drafts: dict[str, list[int]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("engine_class", [V1Async, V2, V2Neural])
-def test_store_shares_text_within_a_scope(
-    engine_class: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = engine_class(**STORE)
-    message = "requests of one cache_salt, LoRA adapter and extra_args['ngram_npu_scope'] draft"
-    assert message in caplog.text
-    engine.begin(Request("a", [1], "t"), Request("b", [2], "t"), Request("c", [3], "u"))
-    engine.begin(Request("d", [4], "t", make_adapter(1, "x")), Request("e", [5], "t", None, "salt"))
-    engine.begin(Request("f", [6]))
+def test_requests_with_the_same_salt_and_adapter_draft_from_each_other(engine_class: Any) -> None:
+    """An adapter's number differs between engines."""
+    engine, adapter = engine_class(**STORE), make_adapter(1, "x")
+    engine.begin(Request("a", [1], "t", adapter), Request("b", [2], "t", make_adapter(2, "x")))
+    engine.begin(Request("c", [3], "u", adapter), Request("d", [4], "t"), Request("e", [5]))
+    engine.begin(Request("f", [6], "t", adapter, is_stored=False))
     if engine_class is V2Neural:
         engine.drafter.neural_acceptance[:] = 1  # as if no neural draft had been accepted
         engine.speculator.drafts[:] = WORDS[2]
@@ -234,6 +237,32 @@ def test_store_shares_text_within_a_scope(
     engine.begin(Request("g", [7], "v"))  # in the row and the slot of b
     assert get_first_tokens(engine.step({"g": WORDS[:3]})) == [None]
     engine.store.check_integrity()
+
+
+@pytest.mark.parametrize("engine_class", [V1Async, V2, V2Neural])
+@pytest.mark.parametrize(
+    ("scope", "request_options", "is_shared"),
+    [
+        ("private", {}, False),
+        ("private", {"salt": ""}, False),  # vLLM ignores an empty salt
+        ("private", {"salt": "t"}, True),
+        ("private", {"adapter": make_adapter(1, "x")}, True),
+        ("private", {"salt": "t", "is_stored": False}, False),
+        ("shared", {}, True),
+        ("shared", {"is_stored": False}, False),
+    ],
+)
+def test_option_scope_decides_whether_text_without_keys_is_stored(
+    engine_class: Any, scope: str, request_options: dict[str, Any], is_shared: bool
+) -> None:
+    engine = engine_class(**{**STORE, "scope": scope})
+    engine.begin(Request("a", [1], **request_options), Request("b", [2], **request_options))
+    if engine_class is V2Neural:
+        engine.drafter.neural_acceptance[:] = 1  # as if no neural draft had been accepted
+        engine.speculator.drafts[:] = WORDS[2]
+    drafts = step_with_words(engine, ("b",))
+    assert get_first_tokens(drafts) == [WORDS[3] if is_shared else None]
+    assert bool(engine.store.statistics.tokens_held) == is_shared
 
 
 @pytest.mark.parametrize("engine_class", [V1, V1Async])
@@ -380,6 +409,7 @@ def test_workspace_is_allocated_once(
     assert workspace_size("ngram_step_", ROWS) >= workspace_size("ngram_propose_", ROWS)
 
 
+STORE_LINE = "ngram_npu: the store is on with scope="
 BESIDE_HINT = "StandaloneARSpeculator where more accepted tokens are expected of it than that requ"
 
 
@@ -403,7 +433,8 @@ BESIDE_HINT = "StandaloneARSpeculator where more accepted tokens are expected of
         ),
         (V1Async, {}, " num_speculative_tokens=4 max_model_len=96 device=cpu num_thread", []),
         (V2, {"k": 3}, f"ngram_npu {_C.__version__} drafts for this engine (method ngram_gp", []),
-        (V2, STORE, "V2 runner): lookup=auto ", ["ngram_npu: the store is on: requests of one"]),
+        (V1, STORE, "drafts for this engine (method custom_class)", [f"{STORE_LINE}shared: all "]),
+        (V2, STORE, "V2 runner): lookup=auto ", [f"{STORE_LINE}shared: requests with the same "]),
         (V2Neural, {}, "draft_model, V2 runner, with n-gram drafts): lookup=au", [BESIDE_HINT]),
     ],
 )

@@ -37,7 +37,7 @@ from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import TextJoiner
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.patching import RUNNER, SCHEDULER
-from ngram_npu.engines.vllm.scopes import compute_scope
+from ngram_npu.store import scope_of_request
 
 ROOT = Path(__file__).resolve().parents[4]
 BLOCK, VOCABULARY = 16, 1000
@@ -261,7 +261,7 @@ def test_scope_is_read_from_first_block(
     event = make_event(PROMPT, **fields, extra_keys=[keys, *following_keys[1:]])
     joiner.add(event, make_event(PROMPT + ANSWER, 3, **fields, extra_keys=following_keys))
     is_stored = not is_private or keys is not None
-    expected = [(compute_scope(adapter, salt), PROMPT + ANSWER)] if is_stored else []
+    expected = [(scope_of_request(salt, adapter), PROMPT + ANSWER)] if is_stored else []
     assert joiner.take_pieces() == expected
     # Text that is private is no error.
     assert joiner.counters["rejected"] == joiner.counters["orphans"] == 0
@@ -320,8 +320,8 @@ def test_known_hash_in_another_scope_is_rejected(position: int) -> None:
     joiner.add(make_event(ANSWER, keys=["b"], block_hashes=hashes))
     joiner.add(make_event(ANSWER + PROMPT, 3, keys=["b"], parent_block_hash=9))
     pieces = dict(joiner.take_pieces())
-    assert pieces.pop(compute_scope(None, "a")) == PROMPT
-    assert pieces == ({compute_scope(None, "b"): ANSWER[:BLOCK]} if position else {})
+    assert pieces.pop(scope_of_request("a")) == PROMPT
+    assert pieces == ({scope_of_request("b"): ANSWER[:BLOCK]} if position else {})
     assert joiner.counters["rejected"] == 3 - position
 
 
@@ -347,7 +347,7 @@ def test_number_of_remembered_blocks_is_limited(monkeypatch: pytest.MonkeyPatch)
     joiner.add(make_event(PROMPT + ANSWER, 3, name="0"))
     assert joiner.counters == {"orphans": 3}
     joiner.add(make_event(ANSWER + PROMPT, 3, name="used"))  # used again and again
-    assert joiner.take_pieces() == [(compute_scope(None, "a"), ANSWER[-CONTEXT:] + PROMPT)]
+    assert joiner.take_pieces() == [(scope_of_request("a"), ANSWER[-CONTEXT:] + PROMPT)]
 
 
 # The reader and its publishers.
@@ -403,8 +403,8 @@ class Source:
 class Reader:
     """A reader, of which a test runs one turn after the other, and the pieces that it delivered."""
 
-    def __init__(self, *addresses: str) -> None:
-        self.feed = make_feed(store_feed=[*addresses])
+    def __init__(self, *addresses: str, scope: str = "shared") -> None:
+        self.feed = make_feed(store_feed=[*addresses], scope=scope)
         self.feed.resolve_names()
         self.pieces: list[list[int]] = []
 
@@ -466,8 +466,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """Starts readers whose subscriptions have reached their sources. Their texts pause at once."""
     monkeypatch.setattr(texts, "PAUSE_S", 0.0)
 
-    def create(*sources: Source) -> Reader:
-        subject = Reader(*(str(source.address) for source in sources))
+    def create(*sources: Source, scope: str = "shared") -> Reader:
+        subject = Reader(*(str(source.address) for source in sources), scope=scope)
         subject.run_until(lambda: all(source.has_subscriber for source in sources))
         subject.run_until(lambda: subject["publishers"] == len(sources))
         return subject
@@ -489,6 +489,17 @@ def test_published_text_is_delivered(sources: Sources, start: Start) -> None:
     assert (
         subject["gaps"] == subject["rejected"] == subject["orphans"] == subject["age_seconds"] == 0
     )
+
+
+@pytest.mark.parametrize("scope", ["private", "shared"])
+def test_text_without_keys_is_stored_if_it_is_shared(
+    sources: Sources, start: Start, scope: str
+) -> None:
+    source = sources()
+    subject = start(source, scope=scope)
+    source.publish(make_event(PROMPT, name="a"), make_event(ANSWER, name="b", keys=["tenant"]))
+    subject.run_until_has(ANSWER)
+    assert subject.pieces == ([PROMPT, ANSWER] if scope == "shared" else [ANSWER])
 
 
 def test_events_without_text_are_read(sources: Sources, start: Start) -> None:
@@ -884,10 +895,10 @@ def test_v1_runner_inserts_text_even_if_subclass_overrides_execute_model(
     module: Any = ModuleType(RUNNER)
     module.GPUModelRunner = GPUModelRunner
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    monkeypatch.setattr(drafter, "require_scope_checks", lambda: None)
+    monkeypatch.setattr(drafter, "require_request_checks", lambda: None)
     with pytest.raises(ValueError, match="ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a"):
         V1(**FEED)
-    V1(**STORE, scope="shared")
+    V1(**STORE)
     insertion.install_v1(module)
     for runner_class, result in (
         (GPUModelRunner, "result"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +11,9 @@ from ngram_npu.engines.vllm.options import (
     OPTION_TYPES,
     REMOVED_OPTIONS,
     Options,
+    has_options,
     read_options,
-    vocabulary_digest,
 )
-from ngram_npu.store import tokenizer_digest
 from vllm_config import make_vllm_config
 
 
@@ -36,9 +35,8 @@ def test_options_without_settings_have_defaults(environment: pytest.MonkeyPatch)
     assert (config.min_n, config.max_n, config.k, config.max_len) == (1, 16, 3, 77)
     assert (config.match_policy, config.overlap, config.vocab_size) == ("latest", True, 32000)
     assert (options.lookup, options.num_threads, options.sources) == ("auto", 1, ())
-    assert (options.store, options.metrics, options.keep_drafting, options.k) == (
-        *(False, False, False, ""),
-    )
+    flags = options.store, options.metrics, options.keep_drafting
+    assert (*flags, options.k, options.scope) == (False, False, False, "", "private")
 
 
 SECTION = {"lookup": "ngram", "num_threads": 0, "metrics": True, "min_draft_probability": 0.5}
@@ -62,7 +60,8 @@ def test_options_of_each_source_are_read(environment: pytest.MonkeyPatch, source
 def test_variables_that_are_no_options_are_ignored(environment: pytest.MonkeyPatch) -> None:
     """Kubernetes sets these for a service named ``ngram-npu-vllm``."""
     environment.setenv("NGRAM_NPU_VLLM_SERVICE_HOST", "10.0.0.1")
-    environment.setenv("NGRAM_NPU_VLLM_PORT", "tcp://10.0.0.1:80")
+    for name in ("SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_PROTO"):
+        environment.setenv(f"NGRAM_NPU_VLLM_{name}", "tcp://10.0.0.1:80")
     assert _read_options("v2").sources == ()
 
 
@@ -111,13 +110,16 @@ def test_lookup_determines_n_grams_policy_and_probability(
         ("v2", {"num_threads": -1}, "num_threads: expected 0 or more, got -1"),
         ("ngram", {"min_draft_probability": "0.5"}, "expected float, got '0.5'"),
         ("ngram", {"min_draft_probability": True}, "expected float, got True"),
-        ("v2", {"store_file": "x"}, "store_file: expected none without a store"),
-        ("v2", {"scope": "required"}, "scope: expected none without a store"),
+        ("v2", {"store_file": "x"}, "store_file: expected none without store=true"),
+        ("v2", {"scope": "shared"}, "scope: expected none without store=true"),
+        ("v2", {"store": True, "scope": "required"}, "scope: expected one of private, shared, got"),
         (
-            "custom_class",
-            {"store": True, "scope": "required"},
-            "scope: expected 'shared', got 'required': with 'custom_class'",
+            "ngram",
+            {"store": True},
+            "scope: expected 'shared' with a store and 'ngram' in the V1",
         ),
+        ("custom_class", {"store": True, "scope": "private"}, "scope: expected 'shared' with a st"),
+        ("v2", {"store": True, "store_tokens": 2**28 + 1}, "store_tokens: expected at most 268435"),
         ("v2", "on", "expected a mapping of options, got 'on'"),
     ],
 )
@@ -156,13 +158,13 @@ def test_removed_option_raises_an_error_that_names_its_replacement(
             _read_options("v2", section)
 
 
-@pytest.mark.parametrize(("batches", "method"), [(3, "v2"), (3, "ngram_gpu"), (2, "v2")])
-def test_store_with_more_than_two_batches_in_flight_raises(batches: int, method: Any) -> None:
-    config = make_vllm_config(additional_config={"ngram_npu": {"store": True}})
-    config.max_concurrent_batches = batches
-    if batches <= 2:
-        assert read_options(config, method).store
-        return
+@pytest.mark.parametrize("method", ["v2", "ngram_gpu"])
+def test_store_with_more_than_two_batches_in_flight_raises(method: Any) -> None:
+    section = {"store": True, "scope": "shared"}
+    config = make_vllm_config(additional_config={"ngram_npu": section})
+    config.max_concurrent_batches = 2
+    assert read_options(config, method).store
+    config.max_concurrent_batches = 3
     with pytest.raises(ValueError, match="store: expected at most 2 batches in flight, got 3"):
         read_options(config, method)
     assert read_options(config, "ngram").store  # a synchronous runner
@@ -177,18 +179,47 @@ def test_store_on_a_device_without_kernels_raises() -> None:
         options.check_device("ascend_v2", "npu")
 
 
-def test_additional_config_of_other_backends_is_ignored() -> None:
-    config = make_vllm_config(additional_config={"other_backend": {"lookup": "x"}})
+@pytest.mark.parametrize(
+    "additional_config",
+    [{name: {"lookup": "x"}} for name in ("other", "ngram", "npu", "ngram_config")] + [object()],
+)
+def test_additional_config_of_other_backends_is_ignored(additional_config: Any) -> None:
+    config = make_vllm_config(additional_config=additional_config)
     assert read_options(config, "custom_class").sources == ()
-    assert read_options(make_vllm_config(additional_config=object()), "custom_class").sources == ()
+    assert not has_options(config)
 
 
-@pytest.mark.parametrize("name", ["ngram-npu", "ngramnpu", "NGRAM_NPU"])
-def test_misspelled_section_raises(name: str) -> None:
-    config = make_vllm_config(additional_config={name: {"lookup": "auto"}})
-    message = f"^ngram_npu: unknown section {name!r} in additional_config; did you mean 'ngram_npu"
-    with pytest.raises(ValueError, match=message):
+MISPLACED = [
+    *(
+        ({name: {"lookup": "auto"}}, rf"unknown section {name!r} in .*; did you mean 'ngram_npu'")
+        for name in ("ngram-npu", "NGRAM_NPU", "ngram_npus", "ngam_npu", "ngram_npu_vllm")
+    ),
+    ({"store": True}, r"option 'store' at the top level of .*_config\['ngram_npu'\]\['store'\]\?"),
+]
+
+
+@pytest.mark.parametrize(("additional_config", "message"), MISPLACED)
+def test_options_in_the_wrong_place_raise(additional_config: Any, message: str) -> None:
+    config = make_vllm_config(additional_config=additional_config)
+    assert has_options(config)
+    with pytest.raises(ValueError, match=f"^ngram_npu: {message}"):
         read_options(config, "custom_class")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 65}, "num_speculative_tokens: expected 1 to 64, got 65"),
+        ({"prompt_lookup_max": 65}, "prompt_lookup_max: expected 1 to 64, got 65"),
+        ({"prompt_lookup_min": 9}, "prompt_lookup_min: expected 1 to 5, got 9"),
+    ],
+)
+def test_invalid_setting_of_vllm_is_called_by_its_own_name(
+    settings: dict[str, Any], message: str
+) -> None:
+    settings = {"prompt_lookup_min": 2, "prompt_lookup_max": 5, **settings}
+    with pytest.raises(ValueError, match=f"^ngram_npu: {message}"):
+        _read_options("ngram", {"lookup": "ngram"}, **settings)
 
 
 def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
@@ -210,10 +241,8 @@ def test_drafting_is_kept_for_recurrent_models(name: str) -> None:
         assert read_options(config, "custom_class").keep_drafting == is_recurrent
 
 
-def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
-    module = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
-    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
-    assert vocabulary_digest(SimpleNamespace()) == tokenizer_digest({"b": 1, "a": 0})
-    assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
-    assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})
+def test_guide_lists_all_options() -> None:
+    guide = Path(__file__).parents[4] / "docs" / "guides" / "vllm.md"
+    table = guide.read_text().partition("| option (default) | meaning |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1].partition("(")[0] for line in table.splitlines()[2:]]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(OPTION_TYPES)

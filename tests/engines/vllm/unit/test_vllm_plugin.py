@@ -59,6 +59,7 @@ def copy_num_valid_draft_tokens(
     num_valid_draft_tokens_cpu, num_valid_draft_tokens_copy_stream, num_valid_draft_tokens_event,
     num_valid_draft_tokens, batch_size,
 ): ...
+class current_platform: device_type = 'cpu'
 """
 CORRECTION_SOURCE = """
 def update_num_computed_tokens_for_batch_change(
@@ -169,7 +170,7 @@ def npu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 # The environment variables that enable the plugin.
 
 LOADING_SCRIPT = """
-import importlib.metadata, sys
+import importlib.metadata, logging, sys
 (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="ngram_npu")
 before = set(sys.modules)
 entry.load()()
@@ -178,8 +179,9 @@ assert new == ["ngram_npu_vllm_plugin"], new
 """
 
 
-def test_disabled_plugin_imports_nothing() -> None:
-    environment = {**os.environ, "NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_LOOKUP": "not a lookup"}
+@pytest.mark.parametrize("switch", ["0", ""])
+def test_disabled_plugin_imports_nothing(switch: str) -> None:
+    environment = {**os.environ, "NGRAM_NPU_VLLM": switch, "NGRAM_NPU_VLLM_LOOKUP": "not a lookup"}
     subprocess.run([sys.executable, "-c", LOADING_SCRIPT], env=environment, check=True)
 
 
@@ -207,6 +209,31 @@ def test_environment_variables_enable_the_plugin(
     assert installed == [True] * is_on
     line = "ngram_npu: not enabled: NGRAM_NPU_VLLM: expected 0 or 1, got 'yes'"
     assert caplog.messages == [line] * (switch == "yes")
+
+
+def test_options_without_the_switch_are_warned_about_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE"):
+        monkeypatch.delenv(name, raising=False)
+    ngram_npu_vllm_plugin._warn.cache_clear()
+    ngram_npu_vllm_plugin.register()  # before vLLM's configuration is imported
+    module: Any = ModuleType(ngram_npu_vllm_plugin.CONFIG_MODULE)
+    exec(CONFIG_SOURCE, vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for _ in range(2):
+        ngram_npu_vllm_plugin.register()
+    unused = {"other_backend": {}}, {}, object()
+    for additional_config in unused:
+        assert module.VllmConfig(SimpleNamespace(additional_config=additional_config)).validated
+    custom_class = SimpleNamespace(model="ngram_npu.engines.vllm.NgramProposer")
+    section = {"ngram_npu": {"lookup": "auto"}}
+    module.VllmConfig(SimpleNamespace(additional_config=section, speculative_config=custom_class))
+    assert caplog.messages == []
+    for name in ("ngram_npu", "ngram-npu"):
+        assert module.VllmConfig(SimpleNamespace(additional_config={name: {}})).validated
+    (line,) = caplog.messages
+    assert line.startswith("ngram_npu: the options in additional_config have no effect: expected")
 
 
 # The import of vLLM's modules.
@@ -342,9 +369,9 @@ def test_class_with_unknown_signature_is_left_unchanged(
     module = import_changed(vllm, name, old_text, new_text)
     (line,) = set(find_messages(caplog, "not enabled"))
     prefixes = {
-        MODULE: ", vLLM is left as it is: this vLLM (",
-        RUNNER: " for method 'ngram_gpu' of the V1 runner, which is left as it is: ",
-        V2_MODULE: " for the V2 runner, which is left as it is: ",
+        MODULE: ", vLLM's own methods draft: this vLLM (",
+        RUNNER: " for method 'ngram_gpu' of the V1 runner, whose own class drafts: ",
+        V2_MODULE: " for the V2 runner, whose own speculator drafts: ",
     }
     assert line.startswith(f"ngram_npu: not enabled{prefixes[name]}")
     assert reason in line
@@ -419,47 +446,20 @@ def test_correction_of_counts_is_replaced_if_enabled(
         assert all(expected in line and "which is left as it is" in line for line in lines)
 
 
-def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    created: list[Any] = []
-
-    class GPUModelRunner:
-        def __init__(self, vllm_config: Any, device: Any) -> None:
-            created.append((vllm_config, device))
-
-    for _ in range(2):
-        plugin._install_async(SimpleNamespace(GPUModelRunner=GPUModelRunner, __name__="other"))  # type: ignore[arg-type]
-    with_option, without_option = make_config(beside=True), make_config()
-    GPUModelRunner(without_option, CPU)
-    assert find_messages(caplog, "beside") == []
-    GPUModelRunner(with_option, device=CPU)
-    line = "ngram_npu: beside=True has no effect: this is the V1 runner"
-    assert find_messages(caplog, "beside") == [line]
-    assert created == [(without_option, CPU), (with_option, CPU)]
-
-
 # Options.
 
 
-@pytest.mark.parametrize(
-    ("method", "in_v2", "settings", "message"),
-    [
-        ("ngram_gpu", True, {"lokup": "auto"}, "unknown option 'lokup' .* did you mean 'lookup'"),
-        ("ngram_gpu", True, {"draft_on": "device"}, "draft_on in .*: this option was removed: "),
-        ("ngram_gpu", False, {"min_draft_probability": 0.3}, "this runner verifies num_specu"),
-        ("eagle", True, {"beside": True, "store_file": "f"}, "store_file: expected none without"),
-        ("eagle", False, {"beside": True, "store_file": "f"}, None),
-        ("ngram_gpu", True, {"lookup": "ngram"}, None),
-        (None, True, {"lokup": "auto"}, None),
-        ("custom_class", True, {"lokup": "auto"}, None),
-    ],
-)
-def test_options_are_checked_when_the_configuration_is_created(
-    vllm: FakeVLLM, method: str | None, in_v2: bool, settings: dict[str, Any], message: str | None
-) -> None:
+@pytest.fixture
+def config_class(vllm: FakeVLLM) -> Any:
+    """vLLM's configuration, on a GPU, with the plugin."""
+    plugin._warn_about_unused_options.cache_clear()
     vllm.write_module("vllm.config.__init__", "")
     vllm.write_module("vllm.platforms", "class current_platform: device_type = 'cuda'\n")
     vllm.write_module(plugin.CONFIG, CONFIG_SOURCE)
-    config_class = vllm.install_and_import(plugin.CONFIG).VllmConfig
+    return vllm.install_and_import(plugin.CONFIG).VllmConfig
+
+
+def make_engine_config(method: str | None, in_v2: bool, **settings: Any) -> Any:
     vllm_config = make_config(**settings)
     vllm_config.speculative_config.method = method
     vllm_config.use_v2_model_runner = in_v2
@@ -467,14 +467,74 @@ def test_options_are_checked_when_the_configuration_is_created(
     is_ngram = str(method).startswith("ngram")
     draft = vllm_config.model_config if is_ngram else SimpleNamespace()
     vllm_config.speculative_config.draft_model_config = draft
-    if message is None:
-        assert config_class(vllm_config).validated
-        return
-    with pytest.raises(ValueError, match=message):
+    return vllm_config
+
+
+@pytest.mark.parametrize(
+    ("method", "in_v2", "settings", "message"),
+    [
+        ("ngram_gpu", True, {"lokup": "auto"}, "unknown option 'lokup' .* did you mean 'lookup'"),
+        ("ngram_gpu", True, {"draft_on": "device"}, "draft_on in .*: this option was removed: "),
+        ("ngram_gpu", False, {"min_draft_probability": 0.3}, "min_draft_probability: expected n"),
+        ("ngram", False, {"store": True}, "scope: expected 'shared' with a store and 'ngram' in"),
+        ("ngram_gpu", True, {"store": True, "store_seed": "/none"}, "store_seed: .*No such file"),
+        ("eagle", True, {"beside": True, "store_file": "f"}, "store_file: expected none without"),
+    ],
+)
+def test_invalid_options_raise_when_the_configuration_is_created(
+    config_class: Any, method: str, in_v2: bool, settings: dict[str, Any], message: str
+) -> None:
+    vllm_config = make_engine_config(method, in_v2, **settings)
+    with pytest.raises(ValueError, match=f"^ngram_npu: {message}"):
         config_class(vllm_config)
-    if not is_ngram:  # vLLM also creates the drafter's configuration, which is not checked
-        vllm_config.model_config = draft
+    if method == "eagle":  # vLLM also creates the drafter's configuration, which is not checked
+        vllm_config.model_config = vllm_config.speculative_config.draft_model_config
         assert config_class(vllm_config).validated
+
+
+@pytest.mark.parametrize(
+    ("method", "in_v2", "settings"),
+    [
+        ("eagle", False, {"beside": True, "store_file": "f"}),
+        ("eagle", True, {"beside": False}),
+        (None, True, {"lokup": "auto"}),
+    ],
+)
+def test_options_of_an_engine_that_ngram_npu_does_not_serve_are_warned_about_once(
+    config_class: Any,
+    caplog: pytest.LogCaptureFixture,
+    method: str | None,
+    in_v2: bool,
+    settings: dict[str, Any],
+) -> None:
+    assert config_class(make_engine_config(method, in_v2)).validated
+    assert config_class(make_engine_config("custom_class", in_v2, **settings)).validated
+    assert caplog.messages == []
+    for _ in range(2):
+        assert config_class(make_engine_config(method, in_v2, **settings)).validated
+    (line,) = caplog.messages
+    assert line.startswith("ngram_npu: its options have no effect: expected method 'ngram' or ")
+    assert line.endswith(f"got method {method!r} in the {'V2' if in_v2 else 'V1'} runner")
+
+
+def test_wheel_without_kernels_for_the_device_is_warned_about_once(
+    config_class: Any,
+    vllm: FakeVLLM,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(_library, "has_kernel", lambda op, device: device == "cpu")
+    changed = V1_ASYNC_SOURCE.replace("'cpu'", "'cuda'")
+    vllm.write_module(RUNNER, changed)
+    runner: Any = importlib.import_module(RUNNER)
+    assert list_replaced_names(runner) == set()
+    assert caplog.messages == []  # the engine may use another method
+    for method, in_v2 in (("ngram", False), ("ngram_gpu", True)):  # which logs it in its runner
+        assert config_class(make_engine_config(method, in_v2)).validated
+    assert caplog.messages == []
+    assert config_class(make_engine_config("ngram_gpu", in_v2=False)).validated
+    prefix = f"ngram_npu: not enabled{plugin.V1_REFUSAL}: no kernels for cuda: "
+    assert [line.startswith(prefix) for line in caplog.messages] == [True]
 
 
 # A neural drafter.

@@ -111,10 +111,10 @@ def test_ranks_with_equal_options_start_and_rank_0_logs(
 DRAFT_OPTIONS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "lookup": ("auto", "ngram", {}),
     "min_draft_probability": (0.2, 0.3, {"method": "ngram"}),
-    "store": (True, False, {"store_tokens": None}),
+    "store": (True, False, {"store_tokens": None, "scope": None}),
     "store_tokens": (20_000, 30_000, {}),
     "store_feed": ("", "tcp://10.0.0.1:5557", {}),
-    "scope": ("shared", "required", {}),
+    "scope": ("shared", "private", {}),
 }
 """For each option that changes drafts: two values, and other options that its effect requires."""
 

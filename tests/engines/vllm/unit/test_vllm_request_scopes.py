@@ -3,10 +3,11 @@ vLLM's scheduler sends to workers. Short fakes replace vLLM's modules."""
 
 from __future__ import annotations
 
-import copy
 import importlib
+import inspect
 import pickle
 import sys
+from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,6 @@ import fake_engine
 import pytest
 from conftest import FakeVLLM
 from ngram_npu.engines.vllm import NgramProposer, plugin, request_scopes
-from ngram_npu.engines.vllm.request_scopes import Rules
-from ngram_npu.engines.vllm.scopes import fold_scope
 
 PROCESSOR_SOURCE = """
 from dataclasses import dataclass
@@ -54,6 +53,15 @@ class Request:
         self.request_id = request_id
         self.cache_salt = cache_salt
 """
+ENGINE_SOURCE = """
+from types import SimpleNamespace
+
+class AsyncLLM:
+    def __init__(self, vllm_config):
+        self.input_processor = SimpleNamespace(vllm_config=vllm_config)
+    async def generate(self, prompt, sampling_params, request_id, *, lora_request=None):
+        yield prompt
+"""
 EXCEPTIONS_SOURCE = """
 class VLLMValidationError(Exception):
     def __init__(self, message, *, parameter=None): super().__init__(message)
@@ -61,6 +69,7 @@ class VLLMValidationError(Exception):
 STORE: dict[str, Any] = {"store": True}
 SOURCES = {
     request_scopes.INPUT_MODULE: PROCESSOR_SOURCE,
+    request_scopes.ENGINE_MODULE: ENGINE_SOURCE,
     request_scopes.SCHEDULER_OUTPUT_MODULE: SCHEDULER_SOURCE,
     request_scopes.REQUEST_MODULE: REQUEST_SOURCE,
     request_scopes.EXCEPTIONS_MODULE: EXCEPTIONS_SOURCE,
@@ -90,57 +99,113 @@ def process_request(
     extra_args: dict[Any, Any] | None = None,
     salt: str | None = None,
     adapter: object = None,
+    min_tokens: int = 0,
     **arguments: Any,
 ) -> Any:
-    """Returns the input processor's output for a request."""
+    """Returns the output of an engine's input processor for a request."""
     prompt = {} if salt is None else {"cache_salt": salt}
     processor = sys.modules[request_scopes.INPUT_MODULE].InputProcessor(vllm_config)
-    params = SimpleNamespace(extra_args=extra_args)
+    params = SimpleNamespace(extra_args=extra_args, min_tokens=min_tokens)
     return processor.process_inputs("a", prompt, params, (), lora_request=adapter, **arguments)
 
 
-def make_config(method: str, *, v2: bool = False, **options: Any) -> Any:
+def make_config(
+    method: str,
+    *,
+    v2: bool = False,
+    is_async: bool = False,
+    publishes: bool = False,
+    **options: Any,
+) -> Any:
     vllm_config = fake_engine.make_config(method=method, rows=6, length=400, **options)
-    vllm_config.speculative_config.method = method
     vllm_config.use_v2_model_runner = v2
+    vllm_config.scheduler_config.async_scheduling = is_async
+    vllm_config.kv_events_config = SimpleNamespace(enable_kv_cache_events=publishes)
+    if method == "custom_class":
+        vllm_config.speculative_config.model = "ngram_npu.engines.vllm.NgramProposer"
     return vllm_config
 
 
-SCOPE = {"ngram_npu_scope": "tenant"}
-OWNERS = ("cache_salt", "LoRA adapter", *SCOPE)
-STRICT_STORE: dict[str, Any] = {**STORE, "scope": "required"}
-ENGINES: dict[str, tuple[Any, Rules]] = {
-    "ngram": (make_config("ngram"), Rules()),
-    "eagle": (make_config("eagle", **STORE), Rules()),
-    "eagle, V1": (make_config("eagle", beside=True, **STORE), Rules()),
-    "beside": (make_config("eagle", v2=True, beside=True, **STRICT_STORE), Rules((), True, True)),
-    "ngram_gpu": (make_config("ngram_gpu", **STORE), Rules((), False, True)),
-    "ngram_gpu, required": (make_config("ngram_gpu", **STRICT_STORE), Rules((), True, True)),
-    "V2 ngram": (make_config("ngram", v2=True, **STORE), Rules((), False, True)),
-    "V2 ngram, required": (make_config("ngram", v2=True, **STRICT_STORE), Rules((), True, True)),
-    "V1 ngram": (make_config("ngram", **STORE), Rules(OWNERS, False, True)),
-    "custom class": (make_config("custom_class", v2=True, **STORE), Rules(OWNERS, False, True)),
+ONE_TENANT: dict[str, Any] = {**STORE, "scope": "shared"}
+ENGINES: dict[str, Any] = {
+    "ngram": make_config("ngram"),
+    "eagle": make_config("eagle", **STORE),
+    "eagle, V1": make_config("eagle", beside=True, **STORE),
+    "publisher": make_config("eagle", publishes=True),
+    "V2": make_config("ngram_gpu", v2=True, is_async=True),
+    "async": make_config("ngram_gpu", is_async=True),
+    "V1 store": make_config("ngram_gpu", **STORE),
+    "V2 store": make_config("ngram", v2=True, **STORE),
+    "beside": make_config("eagle", v2=True, beside=True, **STORE),
+    "store of a publisher": make_config("ngram_gpu", publishes=True, **STORE),
+    "V1 ngram": make_config("ngram", **ONE_TENANT),
+    "custom class": make_config("custom_class", v2=True, **ONE_TENANT),
 }
+HIDES_KEYS = "V1 ngram", "custom class"
+PUBLISHES = "publisher", "store of a publisher"
+HAS_STORE = "V1 store", "V2 store", "beside", "store of a publisher", *HIDES_KEYS
+
+
+def reject(engines: Iterable[str], message: str) -> dict[str, str]:
+    return dict.fromkeys(engines, f"^ngram_npu: {message}")
+
+
+def make_invalid_argument(key: str, value: Any, message: str) -> tuple[Any, dict[str, str]]:
+    return {"extra_args": {key: value}}, reject(ENGINES, message)
+
+
+ADAPTER = {"adapter": SimpleNamespace(lora_name="x")}
+HIDDEN = ".*: expected none, got one: this engine's runner does not know it"
+PUBLISHED = reject(PUBLISHES, "ngram_npu_store: expected true, got false: this engine publishes")
+NO_STRING = "scope_of_request: .* expected str or None"
+REQUESTS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {}),
+    ({"salt": ""}, {}),  # vLLM ignores an empty salt
+    ({"salt": "a"}, reject(HIDES_KEYS, HIDDEN)),
+    (ADAPTER, reject(HIDES_KEYS, HIDDEN)),
+    # The OpenAI server turns false into 0.
+    *(
+        ({"extra_args": {"ngram_npu_store": value}}, reject(HIDES_KEYS, HIDDEN) | PUBLISHED)
+        for value in (False, 0)
+    ),
+    *(({"extra_args": {"ngram_npu_store": value}}, {}) for value in (True, 1)),
+    ({"extra_args": {"other": 1, 7: 1}}, {}),
+    # vLLM counts placeholders as tokens (vllm#32642).
+    ({"min_tokens": 3}, reject(["async"], "min_tokens: expected none, got 3: with 'ngram_gpu' in")),
+    # The runner does not receive the cache salts of later parts of a streamed prompt.
+    ({"resumable": True}, reject(HAS_STORE, "streaming input: expected none with a store")),
+    *(({"salt": salt}, reject(HAS_STORE, NO_STRING)) for salt in (7, b"a", ["a"])),
+    ({"adapter": SimpleNamespace(lora_name=7)}, reject(HAS_STORE, NO_STRING)),
+    make_invalid_argument("ngram_npu_stor", False, r"unknown key 'ngram_npu_stor' in .*vllm_xargs"),
+    make_invalid_argument("NGRAM_NPU_STORE", False, "unknown key 'NGRAM_NPU_STORE' in extra_args"),
+    make_invalid_argument("ngram-npu.store", False, r"unknown key 'ngram-npu\.store' in extra"),
+    make_invalid_argument("ngram_npu_scope", "a", "ngram_npu_scope in .*: this key was removed: "),
+    make_invalid_argument("ngram_npu_k", 1, "ngram_npu_k in .*: this key was removed: "),
+    *(
+        make_invalid_argument("ngram_npu_store", value, f".* true or false, got {value!r}")
+        for value in (None, 2, -1, 0.5, "false", "")
+    ),
+]
 
 
 @pytest.mark.usefixtures("vllm_modules")
-def test_method_runner_and_options_determine_rules() -> None:
-    rules = {
-        name: request_scopes.make_rules(vllm_config) for name, (vllm_config, _) in ENGINES.items()
-    }
-    assert rules == {name: expected for name, (_, expected) in ENGINES.items()}
+@pytest.mark.parametrize("engine", ENGINES)
+def test_request_that_an_engine_cannot_serve_is_a_client_error(engine: str) -> None:
+    error = sys.modules[request_scopes.EXCEPTIONS_MODULE].VLLMValidationError  # HTTP 400
+    for request, messages in REQUESTS:
+        if engine in messages:
+            with pytest.raises(error, match=messages[engine]) as raised:
+                process_request(ENGINES[engine], **request)
+            assert isinstance(raised.value, ValueError)
+        else:
+            process_request(ENGINES[engine], **request)
+
+
+@pytest.mark.usefixtures("vllm_modules")
+def test_engine_without_speculation_accepts_all_keys() -> None:
     vllm_config = make_config("ngram")
     vllm_config.speculative_config = None
-    assert request_scopes.make_rules(vllm_config) == Rules()
-
-
-@pytest.mark.usefixtures("vllm_modules")
-def test_streaming_input_with_a_store_raises() -> None:
-    """The runner does not receive the cache salts of later parts of a streamed prompt."""
-    for name in ("ngram", "eagle"):
-        assert process_request(ENGINES[name][0], resumable=True).resumable
-    with pytest.raises(ValueError, match="ngram_npu: streaming input: expected none with a store"):
-        process_request(ENGINES["V2 ngram"][0], SCOPE, resumable=True)
+    process_request(vllm_config, {"ngram_npu_store": False}, "a", **ADAPTER, min_tokens=3)
 
 
 @pytest.mark.usefixtures("vllm_modules")
@@ -151,77 +216,16 @@ def test_misspelled_option_is_ignored_with_another_custom_class(
     assert process_request(make_config("custom_class"), salt="a").cache_salt == "a"
 
 
-UNKNOWN_KEYS = [
-    "ngram_npu_scop",
-    "ngram_npu_scope ",
-    "NGRAM_NPU_SCOPE",
-    "ngram-npu.scope",
-    "ngram_npu",
-]
-MALFORMED_SCOPES = [True, 1.5, 7, ["a"], {"a": 1}, ""]
-REMOVED_KEYS = ["ngram_npu_prompt_scope", "ngram_npu_k"]
-
-
 @pytest.mark.usefixtures("vllm_modules")
-@pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V1 ngram"])
-def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
-    exceptions = sys.modules[request_scopes.EXCEPTIONS_MODULE]
-    error = exceptions.VLLMValidationError  # vLLM returns HTTP 400
-    for key in UNKNOWN_KEYS:
-        with pytest.raises(error, match=r"ngram_npu: unknown key .* in extra_args .*vllm_xargs"):
-            process_request(ENGINES[name][0], {key: "tenant"})
-    for key in REMOVED_KEYS:
-        with pytest.raises(error, match=rf"ngram_npu: {key} in .*: this key was removed: "):
-            process_request(ENGINES[name][0], {key: 1})
-    for scope in MALFORMED_SCOPES:
-        with pytest.raises(
-            ValueError, match=r"ngram_npu: ngram_npu_scope in extra_args.*: expected a"
-        ):
-            process_request(ENGINES[name][0], {"ngram_npu_scope": scope})
-
-
-@pytest.mark.usefixtures("vllm_modules")
-@pytest.mark.parametrize(
-    "owner",
-    [{"salt": "a"}, {"adapter": 1}, {"extra_args": SCOPE}],
-)
-def test_request_with_owner_raises_if_runner_ignores_owners(owner: dict[str, Any]) -> None:
-    for name in ("ngram", "ngram_gpu, required", "V2 ngram, required", "beside"):
-        assert process_request(ENGINES[name][0], **owner).cache_salt == owner.get("salt")
-    for name in ("V1 ngram", "custom class"):
-        with pytest.raises(ValueError, match=r"ngram_npu: .*: expected none, got one: this engine"):
-            process_request(ENGINES[name][0], **owner)
-
-
-@pytest.mark.usefixtures("vllm_modules")
-@pytest.mark.parametrize("extra_args", [None, {}, {"other": 1}, {"ngram_npu_scope": None}, {7: 1}])
-def test_request_without_required_owner_raises(extra_args: dict[Any, Any] | None) -> None:
-    for salt in (None, ""):
-        for name in ("V1 ngram", "custom class", "ngram_gpu", "eagle"):
-            process_request(ENGINES[name][0], extra_args, salt)
-        for name in ("ngram_gpu, required", "V2 ngram, required", "beside"):
-            with pytest.raises(ValueError, match=r"ngram_npu: scope='required': expected a cache_"):
-                process_request(ENGINES[name][0], extra_args, salt)
-
-
-@pytest.mark.usefixtures("vllm_modules")
-@pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V2 ngram", "beside"])
-@pytest.mark.parametrize("exchange", ["events", "feed"])
-def test_exchanged_scope_becomes_part_of_the_salt(name: str, exchange: str) -> None:
-    vllm_config = copy.copy(ENGINES[name][0])
-    has_store = name not in ("ngram", "eagle")
-    if exchange == "events":
-        vllm_config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True)
-    elif has_store:
-        section = vllm_config.additional_config["ngram_npu"]
-        vllm_config.additional_config = {"ngram_npu": {**section, "store_feed": "tcp://a:1"}}
-    folds = exchange == "events" or has_store
-    for salt in (None, "a"):
-        expected = fold_scope("tenant", salt) if folds else salt
-        assert process_request(vllm_config, SCOPE, salt).cache_salt == expected
-    assert process_request(vllm_config, salt="a").cache_salt == "a"
-    with pytest.raises(ValueError, match="ngram_npu_scope in extra_args"):
-        process_request(vllm_config, {"ngram_npu_scope": ""})
+def test_asynchronous_engine_rejects_a_request_before_its_response_begins() -> None:
+    """vLLM's function is a generator, whose body begins when a streaming response has begun."""
+    engine = sys.modules[request_scopes.ENGINE_MODULE].AsyncLLM(ENGINES["V1 ngram"])
+    params = SimpleNamespace(extra_args=None)
+    for prompt, adapter in (({"cache_salt": "a"}, None), ({}, SimpleNamespace(lora_name="x"))):
+        with pytest.raises(ValueError, match="expected none, got one"):
+            engine.generate(prompt, params, "id", lora_request=adapter)
+    for prompt in ({}, "text", iter([{"cache_salt": "a"}])):  # streaming input is checked later
+        assert inspect.isasyncgen(engine.generate(prompt, params, "id"))
 
 
 @pytest.mark.usefixtures("vllm_modules")
@@ -251,11 +255,11 @@ def test_request_with_salt_raises_if_scheduler_omits_salts(
 ) -> None:
     assert old_text in SCHEDULER_SOURCE + REQUEST_SOURCE
     import_vllm(vllm, **{old_text: new_text})
-    for name in ("ngram_gpu", "V2 ngram", "beside"):
-        process_request(ENGINES[name][0], SCOPE)
+    for name in ("V1 store", "V2 store", "beside"):
+        process_request(ENGINES[name])
         with pytest.raises(ValueError, match="cache_salt: expected none"):
-            process_request(ENGINES[name][0], SCOPE, "a")
-    assert process_request(ENGINES["ngram"][0], SCOPE, "a").cache_salt == "a"
+            process_request(ENGINES[name], salt="a")
+    assert process_request(ENGINES["ngram"], salt="a").cache_salt == "a"
 
 
 @pytest.mark.parametrize(
@@ -276,7 +280,7 @@ def test_store_without_checks_of_requests_raises(
     install: bool,
 ) -> None:
     import_vllm(vllm, install=install, **changes)
-    vllm_config = make_config("custom_class", **STORE)
+    vllm_config = make_config("custom_class", **ONE_TENANT)
     NgramProposer(vllm_config)  # Outside vLLM, no requests need checks.
     monkeypatch.setitem(sys.modules, runner, ModuleType(runner))
     with pytest.raises(ValueError, match="ngram_npu: store: expected NGRAM_NPU_VLLM=1"):
@@ -289,7 +293,7 @@ def test_store_with_the_rust_front_end_raises(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, request_scopes.V2_RUNNER, ModuleType("runner"))
     envs = SimpleNamespace(VLLM_USE_RUST_FRONTEND=False)
     monkeypatch.setitem(sys.modules, "vllm.envs", envs)
-    request_scopes.require_scope_checks()
+    request_scopes.require_request_checks()
     envs.VLLM_USE_RUST_FRONTEND = True
     with pytest.raises(ValueError, match="expected vLLM's Python front end, got VLLM_USE_RUST_FRO"):
-        request_scopes.require_scope_checks()
+        request_scopes.require_request_checks()

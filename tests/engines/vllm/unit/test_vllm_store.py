@@ -1,9 +1,11 @@
-"""Tests the store of vLLM's drafters: its options, scopes and files, and the worker's methods."""
+"""Tests the store of vLLM's drafters: its options and files, and the worker's methods."""
 
 from __future__ import annotations
 
 import gc
 import itertools
+import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,29 +20,25 @@ from fake_engine import (
     V2,
     WORDS,
     GPUModelRunner,
-    make_adapter,
-    make_params,
+    K,
+    Request,
     make_store_config,
 )
-from ngram_npu import NgramStore, scope_of
+from ngram_npu import NgramStore
 from ngram_npu.engines.vllm import NgramProposer, options, shared_store, v1, v2
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.scopes import find_scope
-from ngram_npu.store import SHARED_SCOPE
+from ngram_npu.engines.vllm.shared_store import check_files, vocabulary_digest
+from ngram_npu.store import scope_of_request, tokenizer_digest
+from ngram_npu_cli import command
 
 
 def test_store_options_are_read() -> None:
-    read = read_options(make_store_config(store=False), "v2")
-    assert (read.store, read.store_file) == (False, "")
-    section = {"store_tokens": 7000, "store_file": "/x/y", "store_seed": "/s"}
-    read = read_options(make_store_config(**section), "v2")
-    assert (read.store, read.store_tokens, read.store_file) == (True, 7000, "/x/y")
-    assert (read.store_seed, read.scope) == ("/s", "shared")
-    for method in ("v2", "ngram_gpu", "beside"):
-        assert read_options(make_store_config(scope="required"), method).scope == "required"
-    vllm_config = make_store_config(store_file="/x/y")
+    section = {"store_tokens": 7000, "store_file": "/x/y", "store_seed": "/s", "scope": "private"}
+    vllm_config = make_store_config(**section)
+    read = read_options(vllm_config, "v2")
+    assert (read.store, {name: getattr(read, name) for name in section}) == (True, section)
     vllm_config.parallel_config.data_parallel_index = 2
     assert read_options(vllm_config, "v2").store_file == "/x/y.2"
 
@@ -59,25 +57,46 @@ def test_default_store_tokens_depend_on_max_num_seqs(requests: int, capacity: in
     assert options.STORE_TOKENS == 1 << 20
 
 
-def test_scope_of_request_differs_by_adapter_scope_and_salt() -> None:
-    def find(adapter: Any, params: Any, salt: str | None) -> int:
-        return find_scope(adapter, params, salt, is_exchanged=False)
+STARTUP_LINES = [
+    (
+        "V1",
+        "shared",
+        "all requests draft from each other's text; for servers with one tenant; a",
+    ),
+    (
+        "V2",
+        "shared",
+        "draft from each other's text; so do requests without both: for servers ",
+    ),
+    (
+        "V2",
+        "private",
+        "draft from each other's text; the text of requests without both is not ",
+    ),
+]
 
-    assert find(None, None, None) == find(None, make_params(), "") == 0
-    params_with_other_key = make_params("a")
-    params_with_other_key.extra_args["other"] = 1
-    assert find(None, params_with_other_key, None) == scope_of("a")
-    scopes = [
-        find(adapter, make_params(name), salt)
-        for adapter in (None, make_adapter(1, "x"), make_adapter(2, "x"), make_adapter(1, "y"))
-        for name in (None, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"])
-        for salt in (None, "a", "b", "7", "null")
-    ]
-    assert len(set(scopes)) == len(scopes)
-    assert all(0 <= scope < 2**63 for scope in scopes)
+
+@pytest.mark.parametrize(("runner", "scope", "text"), STARTUP_LINES)
+def test_startup_logs_who_shares_text(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    runner: str,
+    scope: str,
+    text: str,
+) -> None:
+    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
+    options = {**STORE, "scope": scope}
+    V2(**options) if runner == "V2" else start(make_store_config(**options))
+    (line,) = [m for m in caplog.messages if "the store is on" in m]
+    assert f"with scope={scope}: " in line
+    assert text in line
 
 
 # Store files.
+
+
+def start(vllm_config: Any) -> NgramProposer:
+    return NgramProposer(vllm_config)
 
 
 def create_proposer(**options: Any) -> tuple[NgramProposer, Any]:
@@ -134,20 +153,81 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
     assert load_hundreds("tuesday") == {1, 2}
 
 
+@pytest.mark.usefixtures("_wrap_add_requests")
+def test_engine_drafts_text_that_learn_stored_for_the_salt_of_a_request(tmp_path: Path) -> None:
+    logs, seed, answer = tmp_path / "logs.jsonl", tmp_path / "seed", "the quick brown fox"
+    logs.write_text(json.dumps({"prompt": "a", "completion": answer, "user": {"salt": "tenant"}}))
+    options = "--salt-field", "user.salt", "--tokenizer", "bytes"
+    assert command.main(["learn", str(logs), "-o", str(seed), *options]) == 0
+    engine = V2(**{**STORE, "scope": "private"}, store_seed=str(seed), vocabulary=256)
+    engine.begin(Request("a", [1], "tenant"), Request("b", [1], "other"), Request("c", [1]))
+    tokens = list(answer.encode())
+    drafts = engine.step(dict.fromkeys("abc", tokens[:5]))
+    assert drafts["a"] == tokens[5 : 5 + K]
+    assert drafts["b"] == drafts["c"] != drafts["a"]
+
+
 @pytest.mark.parametrize(
-    ("message", "seed", "store_file"),
+    ("seed", "store_file", "message"),
     [
-        ("expected another file", "a", "a"),
-        (".*No such file", "missing", ""),
-        (".*not a store file", __file__, ""),
+        ("a", "a", "store_seed: expected another file than store_file"),
+        ("missing", "", "store_seed: .*No such file"),
+        (__file__, "", "store_seed: .*not a store file"),
+        ("", __file__, "store_file: .*not a store file"),
+        ("", "none/file", "store_file: expected an existing folder, got .*none"),
+        ("", "large", "store_file: expected at most 16384 tok.* got 20000: raise store_tokens"),
     ],
 )
-def test_invalid_store_seed_raises(
-    tmp_path: Path, message: str, seed: str, store_file: str
+def test_unusable_file_raises_before_a_store_is_made(
+    tmp_path: Path, seed: str, store_file: str, message: str
 ) -> None:
-    options = {"store_file": str(tmp_path / store_file)} if store_file else {}
-    with pytest.raises(ValueError, match=f"ngram_npu: store_seed: {message}"):
-        NgramProposer(make_store_config(store_seed=str(tmp_path / seed), **options))
+    larger = NgramStore(65536)
+    larger.warm([range(begin, begin + 400) for begin in range(0, 20_000, 400)])
+    larger.save(tmp_path / "large")
+    before = (tmp_path / "large").read_bytes()
+    paths = {"store_seed": seed, "store_file": store_file}
+    paths = {name: str(tmp_path / file) for name, file in paths.items() if file}
+    vllm_config = make_store_config(**paths)
+    for check in (lambda: check_files(read_options(vllm_config, "v2")), lambda: start(vllm_config)):
+        with pytest.raises(ValueError, match=f"^ngram_npu: {message}") as raised:
+            check()
+        assert "\n" not in str(raised.value)
+    assert (tmp_path / "large").read_bytes() == before
+    _, store = create_proposer(store_seed=str(tmp_path / "large"))
+    assert 0 < store.statistics.tokens_held < 16384, "expected the last texts of a larger seed"
+
+
+def test_file_in_a_folder_that_cannot_be_written_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(ValueError, match="store_file: expected a folder that can be written, got"):
+        start(make_store_config(store_file=str(tmp_path / "file")))
+
+
+@pytest.mark.parametrize(
+    ("runner", "scope", "unusable"),
+    [("V1", "shared", 20), ("V2", "private", 30), ("V2", "shared", 0)],
+)
+def test_startup_warns_about_loaded_text_that_no_request_can_draft(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    runner: str,
+    scope: str,
+    unusable: int,
+) -> None:
+    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
+    seed = NgramStore(4096)
+    seed.warm([range(30)])
+    seed.warm([range(20)], scope=scope_of_request("tenant"))
+    seed.save(tmp_path / "seed")
+    options = {"scope": scope, "store_seed": str(tmp_path / "seed")}
+    V2(**{**STORE, **options}) if runner == "V2" else start(make_store_config(**options))
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == bool(unusable)
+    message = f"no request can draft {unusable} of 50 tokens from {tmp_path / 'seed'}: their text h"
+    assert all(message in warning for warning in warnings)
 
 
 def test_store_seed_of_another_tokenizer_raises(
@@ -165,6 +245,15 @@ def test_store_seed_of_another_tokenizer_raises(
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
     with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
         NgramProposer(make_store_config(store_seed=path))
+
+
+def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
+    module = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
+    assert vocabulary_digest(SimpleNamespace()) == tokenizer_digest({"b": 1, "a": 0})
+    assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
+    assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})
 
 
 def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,25 +296,11 @@ def test_startup_logs_when_the_store_is_saved_and_which_text_may_be_lost(
     vllm_config = make_store_config(store_file=str(path))
     vllm_config.shutdown_timeout = timeout
     NgramProposer(vllm_config)
-    assert "the store is on: all requests of this engine draft from each other's t" in caplog.text
     (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
     assert line.endswith("at least every 60 s while it comes in, and when the engine ends")
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == (timeout == 0)
     assert all("is lost; --shutdown-timeout 10" in warning for warning in warnings)
-
-
-def test_file_with_more_text_than_the_store_is_refused_and_unchanged(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    larger = NgramStore(65536)
-    larger.warm([range(begin, begin + 400) for begin in range(0, 20_000, 400)])
-    larger.save(file)
-    before = file.read_bytes()
-    with pytest.raises(ValueError, match=r"store_file: expected at most 16384 tok.* got 20000"):
-        create_proposer(store_file=str(file))
-    assert file.read_bytes() == before
-    _, store = create_proposer(store_file=str(file), store_tokens=65536)
-    assert store.statistics.tokens_held == 20_000
 
 
 def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(
@@ -257,8 +332,8 @@ def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(
 # The worker's methods.
 
 
-def create_async_proposer() -> Any:
-    return v1.AsyncNgramProposer(make_store_config(), CPU, GPUModelRunner())
+def create_async_proposer(**options: Any) -> Any:
+    return v1.AsyncNgramProposer(make_store_config(**options), CPU, GPUModelRunner())
 
 
 def create_worker(model_runner: Any) -> Any:
@@ -276,25 +351,20 @@ def test_worker_warms_merges_and_clears_the_store(
     name = "drafter" if runner == "V1" else "speculator"
     worker = create_worker(SimpleNamespace(**{name: proposer}))
     file_store = NgramStore(4096)
-    file_store.warm([range(30)], scope="b")
+    file_store.warm([range(30)], scope=scope_of_request("b"))
     file_store.save(tmp_path / "store")
-    owners: list[tuple[Any, ...]] = [
-        *(("a",), ("a", (1, "adapter")), ("a", (1, "adapter"), "salt"), (None, None, "a"), ())
-    ]
+    keys: list[tuple[Any, ...]] = [("a",), ("a", "adapter"), (None, "adapter"), (None, "a"), ()]
     token_counts = {}  # by scope
-    for length, owner in enumerate(owners, 4):
-        worker.ngram_npu_store_warm([WORDS[:length]], *owner)
-        name, adapter, salt = (*owner, None, None, None)[:3]
-        lora = adapter and make_adapter(*adapter)
-        scope = find_scope(lora, make_params(name), salt, is_exchanged=False)
-        token_counts[scope] = length
+    for length, arguments in enumerate(keys, 4):
+        worker.ngram_npu_store_warm([WORDS[:length]], *arguments)
+        token_counts[scope_of_request(*(arguments or (None,)))] = length
     worker.ngram_npu_store_merge(str(tmp_path / "store"))
     store = get_store(proposer)
-    assert store.scopes == {**token_counts, scope_of("b"): 30}
-    for owner, scope in zip(owners, list(token_counts), strict=True):
-        worker.ngram_npu_store_clear(*owner)
+    assert store.scopes == {**token_counts, scope_of_request("b"): 30}
+    for arguments, scope in zip(keys, list(token_counts), strict=True):
+        worker.ngram_npu_store_clear(*arguments)
         del token_counts[scope]
-        assert store.scopes == {**token_counts, scope_of("b"): 30}
+        assert store.scopes == {**token_counts, scope_of_request("b"): 30}
     assert worker.ngram_npu_store_statistics()["tokens_held"] == 30
     worker.ngram_npu_store_clear(all_scopes=True)
     assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
@@ -304,21 +374,13 @@ def test_worker_warms_merges_and_clears_the_store(
         assert worker.ngram_npu_store_statistics()["tokens_held"] == num_kept
 
 
-def test_scopes_of_requests_with_different_owners_differ() -> None:
-    adapters = [None, make_adapter(1, "a"), make_adapter(2, "a")]
-    owners = itertools.product(adapters, (None, "a", "None", "cache_salt"), (None, "a", "None"))
-    scopes = [
-        find_scope(adapter, make_params(name), salt, is_exchanged=False)
-        for adapter, name, salt in owners
-    ]
-    assert len(set(scopes)) == len(scopes)
-    assert scopes[0] == SHARED_SCOPE
-
-
-@pytest.mark.parametrize("is_exchanged", [False, True])
-def test_request_with_salt_alone_has_the_scope_of_learned_text(is_exchanged: bool) -> None:
-    scope = find_scope(None, make_params(None), "tenant", is_exchanged=is_exchanged)
-    assert scope == scope_of(("cache_salt", "tenant"))
+def test_worker_warms_only_text_that_a_request_can_draft() -> None:
+    worker = create_worker(SimpleNamespace(drafter=create_async_proposer(scope="private")))
+    worker.ngram_npu_store_warm([WORDS], "a")
+    with pytest.raises(ValueError, match="salt: expected a cache_salt or an adapter, got none: wi"):
+        worker.ngram_npu_store_warm([WORDS])
+    worker.ngram_npu_store_clear()  # the scope of text that was stored with scope="shared"
+    assert worker.ngram_npu_store_statistics()["tokens_held"] == len(WORDS)
 
 
 def test_worker_that_merges_a_missing_file_raises_or_ends_its_rank(tmp_path: Path) -> None:
@@ -333,10 +395,10 @@ def test_worker_that_merges_a_missing_file_raises_or_ends_its_rank(tmp_path: Pat
         worker.ngram_npu_store_merge(str(tmp_path / "missing"))
 
 
-@pytest.mark.parametrize("arguments", [("a",), (None, (1, "adapter")), (None, None, "salt")])
-def test_worker_of_a_synchronous_runner_rejects_scopes(arguments: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("arguments", [("salt",), (None, "adapter")])
+def test_worker_of_a_runner_that_knows_no_keys_rejects_them(arguments: tuple[Any, ...]) -> None:
     worker = create_worker(SimpleNamespace(drafter=NgramProposer(make_store_config())))
-    with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
+    with pytest.raises(ValueError, match="salt, adapter: expected none, because this runner does"):
         worker.ngram_npu_store_clear(*arguments)
     worker.model_runner.drafter = NgramProposer(make_store_config(store=False))
     with pytest.raises(RuntimeError, match="store: this engine has none"):

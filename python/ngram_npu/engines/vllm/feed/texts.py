@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ngram_npu.engines.vllm.scopes import compute_scope
-from ngram_npu.store import PRIVATE_SCOPE, SHARED_SCOPE
+from ngram_npu.store import PRIVATE_SCOPE, SHARED_SCOPE, scope_of_request
 from ngram_npu.store.contents import BLOCK_TOKENS, SIZES
 
 TOKEN_BYTES = 4
@@ -135,7 +134,7 @@ class TextJoiner:
         is_named = keys[:1] == (name,) or (name is None and event.lora_id is None)
         if not is_named or len(salts) > 1 or not all(isinstance(salt, str) for salt in salts):
             return None
-        scope = compute_scope(name, salts[0] if salts else None)
+        scope = scope_of_request(salts[0] if salts else None, name)
         return PRIVATE_SCOPE if self._is_private and scope == SHARED_SCOPE else scope
 
     def _add_block(
@@ -149,11 +148,8 @@ class TextJoiner:
             return
         self._counters["tokens"] += len(tokens) // TOKEN_BYTES
         text = self._open.pop((scope, parent), None) or _OpenText(context)
-        text.tokens, text.num_new, text.updated = (
-            text.tokens + tokens,
-            text.num_new + len(tokens),
-            now,
-        )
+        text.tokens, text.updated = text.tokens + tokens, now
+        text.num_new += len(tokens)
         while len(text.tokens) >= PIECE_BYTES:
             self._deliver(scope, text.tokens[:PIECE_BYTES])
             text.num_new = len(text.tokens) - PIECE_BYTES
