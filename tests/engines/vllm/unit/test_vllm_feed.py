@@ -536,7 +536,9 @@ def test_gap_drops_open_text(
     subject.run_until_has(text[3 * BLOCK - CONTEXT : 3 * BLOCK] + PROMPT)
 
 
-def test_gaps_over_two_reconnections_are_counted(sources: Sources, start: Start) -> None:
+def test_gaps_over_two_reconnections_are_counted(
+    sources: Sources, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     source = sources()
     subject = start(source)
     source.publish(make_event(make_text(0)))
@@ -551,6 +553,8 @@ def test_gaps_over_two_reconnections_are_counted(sources: Sources, start: Start)
         source.publish(make_event(make_text(i), name=f"{i}"))
         subject.run_until_has(make_text(i))
         assert subject["gaps"] == (1, 3)[i - 1]
+    states = [line.rpartition(" ")[2] for line in caplog.messages if " is " in line]
+    assert states == ["connected", "disconnected"]  # each is logged once
 
 
 @pytest.mark.parametrize("num_missed", [0, 1, 20])
@@ -773,6 +777,21 @@ def test_thread_reads_until_it_is_closed_and_survives_errors(
     feed.close()
     assert feed._context.closed
     assert sum("failed and goes on: RuntimeError: unexpected" in m for m in caplog.messages) == 1
+
+
+def test_thread_waits_four_times_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shares Python's interpreter lock with the scheduler."""
+    feed = make_feed(store_feed="tcp://10.0.0.1:5557")
+    waits: list[float] = []
+
+    def wait(timeout_s: float) -> None:
+        waits.append(timeout_s)
+        feed._closed.set()
+
+    monkeypatch.setattr(feed, "read", lambda timeout_s: 0.25)
+    monkeypatch.setattr(feed._closed, "wait", wait)
+    feed._run()
+    assert waits == [1.0]
 
 
 # How pieces get from the scheduler into the stores of the ranks.
