@@ -779,6 +779,14 @@ def test_thread_reads_until_it_is_closed_and_survives_errors(
     assert sum("failed and goes on: RuntimeError: unexpected" in m for m in caplog.messages) == 1
 
 
+def test_age_is_that_of_the_oldest_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = make_feed(store_feed="tcp://10.0.0.1:5557")
+    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: 10.0))
+    assert feed.get_metrics()["age_seconds"] == 0
+    feed.ready += [(7.0, 0, b""), (9.0, 0, b"")]
+    assert feed.get_metrics()["age_seconds"] == 3.0
+
+
 def test_thread_waits_four_times_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """It shares Python's interpreter lock with the scheduler."""
     feed = make_feed(store_feed="tcp://10.0.0.1:5557")
