@@ -764,7 +764,9 @@ def test_thread_reads_until_it_is_closed_and_survives_errors(
 
     monkeypatch.setattr(texts, "PAUSE_S", 0.0)
     monkeypatch.setattr(TextJoiner, "deliver_paused_texts", fail_twice)
-    feed = make_feed(store_feed=str(source.address))
+    feed, updates, exported = make_feed(store_feed=str(source.address)), [], []
+    monkeypatch.setattr(reader, "call_repeatedly", lambda update, closed: updates.append(update))
+    monkeypatch.setattr(feed._metrics, "update", exported.append)
     feed.start()
     deadline = time.monotonic() + HANG_S
     while not source.has_subscriber or errors:
@@ -776,6 +778,8 @@ def test_thread_reads_until_it_is_closed_and_survives_errors(
         time.sleep(0.01)
     feed.close()
     assert feed._context.closed
+    updates[0]()
+    assert exported[0]["tokens"] == len(PROMPT)
     assert sum("failed and goes on: RuntimeError: unexpected" in m for m in caplog.messages) == 1
 
 
