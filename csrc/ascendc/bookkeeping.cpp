@@ -6,44 +6,24 @@
 
 namespace ngram_npu::ascendc {
 
-// The sampled tokens of the requests in one pass; each row is aligned to 32 bytes.
-class SampledRows : public SampledRowsLayout {
- public:
-  struct Row {
-    const LocalBuffer<int32_t>& rows;
-    int64_t offset;
-    __aicore__ inline int32_t operator[](int64_t t) const { return rows.get(offset + t); }
-  };
-
-  __aicore__ inline SampledRows(AscendC::TPipe& pipe, int64_t per_pass)
-      : rows_(pipe, per_pass * kSampledTokensStride) {}
-
-  __aicore__ inline void load(const TokenRows<const int32_t>& sampled, int64_t first, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) rows_.load(j * kSampledTokensStride, sampled[first + j], sampled.capacity);
-  }
-  __aicore__ inline Row operator[](int64_t j) const { return {rows_, j * kSampledTokensStride}; }
-
- private:
-  LocalBuffer<int32_t> rows_;
-};
-
 __aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareNextTokenIdsParams>(args.params);
   const auto core_tiling = read_as<CoreTiling>(args.tiling);
   AscendC::TPipe pipe;
-  SampledRows sampled(pipe, core_tiling.per_pass);
+  LocalBuffer<int32_t> sampled(pipe, core_tiling.per_pass * kSampledTokensStride);
   UbWindow<uint8_t> discard(pipe, p.discard, core_tiling.per_pass);
   LocalBuffer<int32_t> tokens(pipe, core_tiling.per_pass);
   LocalBuffer<int32_t> num_sampled(pipe, core_tiling.per_pass);
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
     const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
     sync_pipes<AscendC::HardEvent::S_MTE2>();
-    sampled.load(p.sampled_token_ids, first, count);
+    for (int64_t j = 0; j < count; ++j)
+      sampled.load(j * kSampledTokensStride, p.sampled_token_ids[first + j], p.sampled_token_ids.capacity);
     if (p.discard != nullptr) discard.load(first, count);
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
       const bool discarded = p.discard != nullptr && discard[first + j] != 0;
-      const NextToken next = next_token(p, first + j, sampled[j], discarded);
+      const NextToken next = next_token(p, first + j, UbWords{sampled, j * kSampledTokensStride}, discarded);
       tokens.set(j, next.token);
       num_sampled.set(j, next.num_sampled);
     }

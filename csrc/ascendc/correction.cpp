@@ -2,26 +2,80 @@
 // launches.
 #include "core/correction.h"
 
-#include "ascendc/counts.h"
 #include "ascendc/slots.h"
 
 namespace ngram_npu::ascendc {
+
+// The arrays from which corrected_counts() computes the counts of any request, with the same member names as the
+// parameters.
+struct StagedCounts : StagedCountsLayout {
+  const int64_t num_previous;
+  RandomAccessIndices prev_positions;
+  RandomAccessArray<int32_t> num_computed_tokens, num_sampled_prev, num_draft_prev, host_num_computed_tokens;
+
+  __aicore__ inline StagedCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
+      : num_previous(p.num_previous),
+        prev_positions(pipe, p.prev_positions, p.batch),
+        num_computed_tokens(pipe, p.num_computed_tokens, p.num_previous),
+        num_sampled_prev(pipe, p.num_sampled_prev, p.num_previous),
+        num_draft_prev(pipe, p.num_draft_prev, p.num_previous),
+        host_num_computed_tokens(pipe, p.host_num_computed_tokens, p.batch) {}
+
+  __aicore__ inline void load() {
+    prev_positions.load();
+    num_computed_tokens.load();
+    num_sampled_prev.load();
+    num_draft_prev.load();
+    host_num_computed_tokens.load();
+  }
+};
+
+// The corrected counts of a pass of requests. Any request may need the old count of any other request. A second launch
+// therefore copies the new counts from the workspace to num_computed_tokens.
+class CountPass : public CountPassLayout {
+ public:
+  __aicore__ inline CountPass(AscendC::TPipe& pipe, int64_t per_pass)
+      : computed_(pipe, per_pass), accepted_(pipe, per_pass) {}
+
+  // Only the core that writes a request's value of num_accepted_tokens loads it.
+  __aicore__ inline void load(const CorrectNumComputedTokensParams& p, int64_t first, int64_t count) {
+    first_ = first;
+    count_ = count;
+    accepted_.load(0, p.num_accepted_tokens + first, count);
+  }
+  // Returns the new number of computed tokens of request j of the pass.
+  __aicore__ inline int32_t correct(const StagedCounts& staged_counts, int64_t j) {
+    const CorrectedCounts counts = corrected_counts(staged_counts, first_ + j);
+    computed_.set(j, counts.num_computed);
+    if (counts.changes_accepted) accepted_.set(j, counts.num_accepted);
+    return counts.num_computed;
+  }
+  __aicore__ inline void store(const CorrectNumComputedTokensParams& p, Gm<int32_t> new_counts) {
+    computed_.store(0, new_counts + first_, count_);
+    accepted_.store(0, p.num_accepted_tokens + first_, count_);
+  }
+
+ private:
+  LocalBuffer<int32_t> computed_, accepted_;
+  int64_t first_ = 0, count_ = 0;
+};
 
 __aicore__ inline void correct_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
   const CoreTiling core_tiling = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
-  PreviousCounts previous_counts(pipe, p);
-  CountCorrector corrector(pipe, p, core_tiling.per_pass);
-  previous_counts.load();
+  StagedCounts staged_counts(pipe, p);
+  CountPass counts(pipe, core_tiling.per_pass);
+  staged_counts.load();
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
-    corrector.load(p, first, smaller(core_tiling.per_pass, p.batch - first));
-    corrector.load_accepted(p);
-    sync_pipes<AscendC::HardEvent::MTE2_V>();
-    corrector.correct(previous_counts);
-    sync_pipes<AscendC::HardEvent::V_MTE3>();
-    corrector.store(p, Gm<int32_t>(args.workspace));
-    sync_pipes<AscendC::HardEvent::MTE3_MTE2>();
+    const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
+    counts.load(p, first, count);
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
+    for (int64_t j = 0; j < count; ++j) counts.correct(staged_counts, j);
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
+    counts.store(p, Gm<int32_t>(args.workspace));
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
   }
 }
 
@@ -84,120 +138,49 @@ __aicore__ inline void compute_slot_mapping_kernel(const NgramNpuLaunchArgs& arg
   }
 }
 
-// Processes a pass of entries of seq_lens: one entry per request, then zeros up to the end of the tensor. The next
-// launch writes the corrected counts, because all cores of this launch read the old counts.
+// A pass of entries of seq_lens: one entry per request, then zeros up to the end of the tensor. should_discard_row()
+// reads the number of tokens of a row.
 class RequestPass : public RequestPassLayout {
  public:
-  __aicore__ inline RequestPass(AscendC::TPipe& pipe, const CorrectSpecStateParams& p, int64_t per_pass)
-      : p_(p),
-        corrector_(pipe, p.counts, per_pass),
-        row_indices_(pipe, p.slots.row_indices, per_pass),
-        gather_offsets_(pipe, per_pass),
-        num_tokens_(pipe, p.num_tokens, p.discard != nullptr ? p.num_rows : 0),
-        begins_(pipe, per_pass),
-        ends_(pipe, per_pass),
-        seq_lens_(pipe, per_pass),
-        discard_int32_(pipe, per_pass),
-        discard_half_(pipe, per_pass),
-        discard_uint8_(pipe, per_pass) {}
+  const int64_t num_rows;
+  RandomAccessArray<int32_t> num_tokens;
 
-  __aicore__ inline void load_num_tokens() { num_tokens_.load(); }
+  __aicore__ inline RequestPass(AscendC::TPipe& pipe, const CorrectSpecStateParams& p, int64_t per_pass)
+      : num_rows(p.num_rows),
+        num_tokens(pipe, p.num_tokens, p.discard != nullptr ? p.num_rows : 0),
+        p_(p),
+        counts_(pipe, per_pass),
+        seq_lens_(pipe, per_pass),
+        discard_(pipe, per_pass) {}
+
   __aicore__ inline void load(int64_t first, int64_t max_count) {
     first_ = first;
     num_entries_ = smaller(max_count, p_.num_seq_lens - first);
     num_requests_ = larger<int64_t>(smaller(num_entries_, p_.counts.batch - first), 0);
-    corrector_.load(p_.counts, first, num_requests_);
-    corrector_.load_accepted(p_.counts);
-    begins_.load(0, p_.slots.query_start_loc + first, num_requests_);
-    ends_.load(0, p_.slots.query_start_loc + first + 1, num_requests_);
-    if (p_.discard != nullptr) row_indices_.load(first, num_requests_);
+    counts_.load(p_.counts, first, num_requests_);
   }
-
-  __aicore__ inline void correct(PreviousCounts& previous_counts) {
-    const auto n = static_cast<int32_t>(num_requests_);
-    const Ints& seq_lens = seq_lens_.tensor();
-    if (num_entries_ > n) AscendC::Duplicate(seq_lens, 0, static_cast<int32_t>(num_entries_));
-    if (n == 0) return;
-    corrector_.correct(previous_counts);
-    AscendC::Sub(seq_lens, ends_.tensor(), begins_.tensor(), n);
-    AscendC::Add(seq_lens, seq_lens, corrector_.num_computed(), n);
-    if (p_.discard != nullptr) compute_discard_flags(seq_lens, n);
+  __aicore__ inline void correct(const StagedCounts& staged_counts, const StagedSlots& staged_slots) {
+    for (int64_t j = 0; j < num_requests_; ++j) {
+      const int64_t i = first_ + j;
+      const int32_t num_computed = counts_.correct(staged_counts, j);
+      const int32_t seq_len = wrap_add(num_computed, num_scheduled_tokens(staged_slots.query_start_loc, i));
+      seq_lens_.set(j, seq_len);
+      if (p_.discard != nullptr) discard_.set(j, should_discard_row(*this, staged_slots.row_indices[i], seq_len));
+    }
+    for (int64_t j = num_requests_; j < num_entries_; ++j) seq_lens_.set(j, 0);
   }
-
   __aicore__ inline void store(Gm<int32_t> new_counts) {
-    corrector_.store(p_.counts, new_counts);
+    counts_.store(p_.counts, new_counts);
     seq_lens_.store(0, p_.seq_lens + first_, num_entries_);
-    if (p_.discard != nullptr) discard_uint8_.store(0, p_.discard + first_, num_requests_);
+    if (p_.discard != nullptr) discard_.store(0, p_.discard + first_, num_requests_);
   }
 
  private:
-  // A vector version of should_discard_row(), which reuses the buffers of the requests' begins and ends.
-  __aicore__ inline void compute_discard_flags(const Ints& seq_lens, int32_t n) {
-    const Ints& indices = row_indices_.convert(n);
-    const Ints& missing = ends_.tensor();  // num_tokens at first; after Sub, the known tokens after the step's end
-    const Ints& known_in_step = begins_.tensor();
-    const Ints& discards = discard_int32_.tensor();
-    AscendC::Duplicate(discards, 1, n);
-    for (int64_t first = 0; first < num_tokens_.size; first += kMaxStagedItems) {
-      gather_offsets_.compute(indices, first, num_tokens_.size, n);
-      num_tokens_.gather(missing, gather_offsets_, n);
-      AscendC::Min(known_in_step, missing, seq_lens, n);
-      AscendC::Sub(missing, missing, known_in_step, n);
-      convert_to_flags(missing, n);
-      select(discards, missing, gather_offsets_.range_flags(), n);
-    }
-    const auto mode = AscendC::RoundMode::CAST_RINT;  // the 950 does not support CAST_NONE for these conversions
-    const auto floats = discards.template ReinterpretCast<float>();
-    AscendC::Cast(floats, discards, mode, static_cast<uint32_t>(n));
-    AscendC::Cast(discard_half_.tensor(), floats, mode, static_cast<uint32_t>(n));
-    AscendC::Cast(discard_uint8_.tensor(), discard_half_.tensor(), mode, static_cast<uint32_t>(n));
-  }
-
   const CorrectSpecStateParams& p_;
-  CountCorrector corrector_;
-  PassIndices row_indices_;
-  GatherOffsets gather_offsets_;
-  GatherSource num_tokens_;
-  LocalBuffer<int32_t> begins_, ends_, seq_lens_, discard_int32_;
-  LocalBuffer<half> discard_half_;
-  LocalBuffer<uint8_t> discard_uint8_;
+  CountPass counts_;
+  LocalBuffer<int32_t> seq_lens_;
+  LocalBuffer<uint8_t> discard_;
   int64_t first_ = 0, num_entries_ = 0, num_requests_ = 0;
-};
-
-// Corrects the counts of the requests to which a pass of tokens belongs. To find these requests, the kernel must wait
-// for the load of query_start_loc. If the batch has at most kMaxCorrectedRequests requests, the kernel corrects all of
-// them instead, because a second wait would take longer.
-class TokenPassCounts : public TokenPassCountsLayout {
- public:
-  __aicore__ inline TokenPassCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
-      : p_(p), corrector_(pipe, p, max_requests(p)) {}
-
-  __aicore__ inline void load_all_if_few() {
-    if (p_.batch <= kMaxCorrectedRequests) load(0);
-  }
-  __aicore__ inline int32_t correct_and_get_num_computed(int64_t i, PreviousCounts& previous_counts) {
-    if (!corrector_.has(i)) {
-      sync_pipes<AscendC::HardEvent::S_MTE2>();
-      load(i);
-      sync_pipes<AscendC::HardEvent::MTE2_V>();
-    }
-    if (!is_corrected_) {
-      corrector_.correct(previous_counts);
-      sync_pipes<AscendC::HardEvent::V_S>();
-      is_corrected_ = true;
-    }
-    return corrector_.num_computed(i);
-  }
-
- private:
-  __aicore__ inline void load(int64_t first) {
-    is_corrected_ = false;
-    corrector_.load(p_, first, smaller(kMaxCorrectedRequests, p_.batch - first));
-  }
-
-  const CorrectNumComputedTokensParams& p_;
-  CountCorrector corrector_;
-  bool is_corrected_ = false;
 };
 
 // A core processes a pass of requests and a pass of tokens in the same iteration, so that it waits only once for each
@@ -209,16 +192,14 @@ __aicore__ inline void correct_requests_and_tokens(const CorrectSpecStateParams&
   const CoreTiling& core_tiling = tiling.tokens;
   const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
   AscendC::TPipe pipe;
-  PreviousCounts previous_counts(pipe, p.counts);
+  StagedCounts staged_counts(pipe, p.counts);
   StagedSlots staged_slots(pipe, p.slots, core_tiling.per_pass);
   RequestPass requests(pipe, p, tiling.requests.per_pass);
-  TokenPassCounts counts(pipe, p.counts);
   TokenWindow<int64_t> positions(pipe, core_tiling.per_pass);
   TokenWindow<Slot> slots(pipe, core_tiling.per_pass);
   staged_slots.load();
-  previous_counts.load();
-  counts.load_all_if_few();
-  requests.load_num_tokens();
+  staged_counts.load();
+  requests.num_tokens.load();
   int64_t first_entry = first_item(tiling.requests);
   for (int64_t first = first_item(core_tiling); first < tokens || first_entry < p.num_seq_lens;) {
     const int64_t begin_token = smaller(first, tokens);
@@ -227,7 +208,6 @@ __aicore__ inline void correct_requests_and_tokens(const CorrectSpecStateParams&
     requests.load(smaller(first_entry, p.num_seq_lens), tiling.requests.per_pass);
     positions.load(p.positions, p.slots.num_positions, begin_token, core_tiling.per_pass);
     slots.load(mapping, p.slots.num_slots, begin_token, core_tiling.per_pass);
-    // This wait also orders vector instructions after the loads, because the scalar unit issues them after this wait.
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     staged_slots.blocks.clear();
     const int64_t begin = find_first_request(staged_slots.query_start_loc, p.slots.batch, begin_token);
@@ -236,18 +216,17 @@ __aicore__ inline void correct_requests_and_tokens(const CorrectSpecStateParams&
       const TokenRange tokens_in_window =
           positions.clip_range(request_token_range(staged_slots.query_start_loc, end, p.slots.num_positions));
       const int32_t start = staged_slots.query_start_loc[end];
-      const int32_t num_computed = counts.correct_and_get_num_computed(end, previous_counts);
+      const int32_t num_computed = corrected_counts(staged_counts, end).num_computed;
       for (int64_t n = tokens_in_window.begin; n < tokens_in_window.end; ++n)
         positions.set(n, position_of_token(n, start, num_computed));
       load_blocks(p.slots, end, staged_slots, positions, slots);
     }
-    requests.correct(previous_counts);  // while the block ids are loaded
+    requests.correct(staged_counts, staged_slots);  // while the block ids are loaded
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     int64_t next_block = 0;
     for (int64_t i = begin; i < end; ++i) map_request(p.slots, i, staged_slots, next_block, positions, slots);
     pad_remaining_slots(p.slots, staged_slots, slots);
     sync_pipes<AscendC::HardEvent::S_MTE3>();
-    sync_pipes<AscendC::HardEvent::V_MTE3>();
     requests.store(new_counts);
     positions.store(p.positions);
     slots.store(mapping);

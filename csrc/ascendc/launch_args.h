@@ -37,8 +37,6 @@ constexpr int64_t kCopiesPerWait = 32;
 constexpr int64_t kMaxStagedItems = 2048;
 // Number of requests that prepare_inputs stages at a time.
 constexpr int64_t kRequestsPerTile = 1024;
-// Maximum number of requests that correct_spec_state_ corrects at once for a pass of tokens.
-constexpr int64_t kMaxCorrectedRequests = 128;
 
 // How a lookup is divided, in one or two launches.
 // Two launches: the possible end positions of a match in each row are divided into `spans` equal work items. A core

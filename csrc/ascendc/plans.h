@@ -116,7 +116,7 @@ LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_
 
 inline LaunchPlan plan(const PrepareNextTokenIdsParams& p, const DeviceProperties& device) {
   return plan_requests(p, device, 64, Kernel::ngram_npu_prepare_next_token_ids, [](int64_t per_pass) {
-    return SampledRowsLayout::ub_bytes(per_pass) + UbWindowLayout<uint8_t>::ub_bytes(per_pass) +
+    return int32_ub_bytes(per_pass * kSampledTokensStride) + UbWindowLayout<uint8_t>::ub_bytes(per_pass) +
            2 * int32_ub_bytes(per_pass);
   });
 }
@@ -147,7 +147,7 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const DeviceProperties& d
 inline LaunchPlan plan(const CorrectNumComputedTokensParams& p, const DeviceProperties& device) {
   const BatchTiling tiling{split_over_cores(p.batch, device, kMaxPerPass), {}};
   const CoreTiling& requests = tiling.requests;
-  const int64_t ub_bytes = PreviousCountsLayout::ub_bytes(p) + CountCorrectorLayout::ub_bytes(p, requests.per_pass);
+  const int64_t ub_bytes = StagedCountsLayout::ub_bytes(p) + CountPassLayout::ub_bytes(requests.per_pass);
   if (!can_run(device, ub_bytes)) return {};
   LaunchPlan plan = make_plan(p, tiling);
   plan.workspace_bytes = p.batch * int64_t{sizeof(int32_t)};
@@ -179,9 +179,9 @@ inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& 
   const int64_t num_tokens = larger(p.slots.num_positions, p.slots.num_slots);
   const BatchTiling tiling{split_over_cores(p.num_seq_lens, device, kMaxSlotsPerPass),
                            split_over_cores(num_tokens, device, kMaxSlotsPerPass)};
-  const int64_t ub_bytes =
-      PreviousCountsLayout::ub_bytes(p.counts) + slot_mapping_ub_bytes(p.slots, tiling.tokens.per_pass) +
-      RequestPassLayout::ub_bytes(p, tiling.requests.per_pass) + TokenPassCountsLayout::ub_bytes(p.counts);
+  const int64_t ub_bytes = StagedCountsLayout::ub_bytes(p.counts) +
+                           slot_mapping_ub_bytes(p.slots, tiling.tokens.per_pass) +
+                           RequestPassLayout::ub_bytes(p, tiling.requests.per_pass);
   if (!can_run(device, ub_bytes)) return {};
   LaunchPlan plan = make_plan(p, tiling);
   plan.workspace_bytes = p.counts.batch * int64_t{sizeof(int32_t)};

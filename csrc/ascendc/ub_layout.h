@@ -57,33 +57,18 @@ struct StagedDraftRowsLayout {
   }
 };
 
-// Gathering and correcting (gather.h, counts.h, slots.h, correction.cpp).
+// Correcting (slots.h, correction.cpp).
 
-struct PassIndicesLayout {
-  static constexpr int64_t ub_bytes(const IndexArray& indices, int64_t capacity) {
-    return int32_ub_bytes(capacity) + LocalBufferLayout<int64_t>::ub_bytes(indices.bytes == 8 ? capacity : 1);
-  }
-};
-
-struct GatherOffsetsLayout {
-  static constexpr int64_t ub_bytes(int64_t capacity) { return 2 * int32_ub_bytes(capacity); }
-};
-
-struct GatherSourceLayout {
-  static constexpr int64_t ub_bytes(int64_t items) { return int32_ub_bytes(smaller(items, kMaxStagedItems)); }
-};
-
-struct PreviousCountsLayout {
+struct StagedCountsLayout {
   static constexpr int64_t ub_bytes(const CorrectNumComputedTokensParams& p) {
-    return 3 * GatherSourceLayout::ub_bytes(p.num_previous);
+    return RandomAccessIndicesLayout::ub_bytes(p.prev_positions, p.batch) +
+           3 * RandomAccessArrayLayout<int32_t>::ub_bytes(p.num_previous) +
+           RandomAccessArrayLayout<int32_t>::ub_bytes(p.batch);
   }
 };
 
-struct CountCorrectorLayout {
-  static constexpr int64_t ub_bytes(const CorrectNumComputedTokensParams& p, int64_t per_pass) {
-    return PassIndicesLayout::ub_bytes(p.prev_positions, per_pass) + GatherOffsetsLayout::ub_bytes(per_pass) +
-           5 * int32_ub_bytes(per_pass);
-  }
+struct CountPassLayout {
+  static constexpr int64_t ub_bytes(int64_t per_pass) { return 2 * int32_ub_bytes(per_pass); }
 };
 
 template <class T>
@@ -98,27 +83,12 @@ struct StagedSlotsLayout {
 
 struct RequestPassLayout {
   static constexpr int64_t ub_bytes(const CorrectSpecStateParams& p, int64_t per_pass) {
-    return CountCorrectorLayout::ub_bytes(p.counts, per_pass) +
-           PassIndicesLayout::ub_bytes(p.slots.row_indices, per_pass) + GatherOffsetsLayout::ub_bytes(per_pass) +
-           GatherSourceLayout::ub_bytes(p.num_rows) + 4 * int32_ub_bytes(per_pass) +
-           LocalBufferLayout<int16_t>::ub_bytes(per_pass) + LocalBufferLayout<uint8_t>::ub_bytes(per_pass);
-  }
-};
-
-struct TokenPassCountsLayout {
-  NGRAM_FN static constexpr int64_t max_requests(const CorrectNumComputedTokensParams& p) {
-    return larger<int64_t>(smaller(p.batch, kMaxCorrectedRequests), 1);
-  }
-  static constexpr int64_t ub_bytes(const CorrectNumComputedTokensParams& p) {
-    return CountCorrectorLayout::ub_bytes(p, max_requests(p));
+    return RandomAccessArrayLayout<int32_t>::ub_bytes(p.num_rows) + CountPassLayout::ub_bytes(per_pass) +
+           int32_ub_bytes(per_pass) + LocalBufferLayout<uint8_t>::ub_bytes(per_pass);
   }
 };
 
 // Sampled tokens and the drafter's batch (bookkeeping.cpp).
-
-struct SampledRowsLayout {
-  static constexpr int64_t ub_bytes(int64_t per_pass) { return int32_ub_bytes(per_pass * kSampledTokensStride); }
-};
 
 struct StagedBatchLayout {
   static constexpr int64_t ub_bytes(int64_t per_pass) {

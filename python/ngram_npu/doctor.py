@@ -12,6 +12,7 @@ from typing import Any
 
 import ngram_npu._C as _C
 from ngram_npu import _library
+from ngram_npu.self_test import OperatorResult, run_self_test
 
 TESTED_VLLM_VERSIONS = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
 """Releases of vLLM on which the plugin was tested (docs/guides/vllm-versions.md)."""
@@ -57,7 +58,10 @@ class Report:
     variables: dict[str, str]
     """Environment variables that are set and affect ngram_npu."""
     problems: tuple[str, ...]
-    """Settings in environment variables that have no effect or cannot work."""
+    """Settings in environment variables that have no effect or cannot work, and operators whose
+    results are wrong."""
+    self_test: tuple[OperatorResult, ...] = ()
+    """Empty if it was not requested."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,14 +88,23 @@ class Report:
         for backend in self.backends.values():
             state = backend.reason or f"{backend.kernels} kernels"
             rows.append((f"backend {backend.name}", state))
+        for operator in dict.fromkeys(result.operator for result in self.self_test):
+            results = [result for result in self.self_test if result.operator == operator]
+            states = (f"{r.device} {'FAILED' if r.problem else 'equal'}" for r in results)
+            calls = f"{operator}, {results[0].num_calls} calls: "
+            rows.append(("self-test", calls + ", ".join(states)))
         rows += [("variable", f"{name}={value}") for name, value in self.variables.items()]
         rows += [("PROBLEM", problem) for problem in self.problems]
         return "\n".join(f"{name:<21}{value}" for name, value in rows)
 
 
-def doctor() -> Report:
+def doctor(*, self_test: bool = False) -> Report:
     """Reports versions, which backends are built and loadable and why others are not, the CPU
     instruction set, whether vLLM uses the plugin, and settings that cannot work.
+
+    With ``self_test``, also runs every operator with each instruction set of the CPU and on the
+    devices that have kernels, and compares the results with the scalar CPU kernels'. Other threads
+    use these instruction sets meanwhile.
 
     Unlike the import of the package, this function imports torch_npu, to test whether the NPU
     kernels load; first in a child process, because the import may end the process. It imports
@@ -122,6 +135,8 @@ def doctor() -> Report:
     driver = _library.get_cuda_driver_version()
     plugin_state, plugin_problems = _check_plugin()
     feed_state, feed_problems = _check_feed(plugin_state)
+    results = run_self_test() if self_test else []
+    wrong = [f"self-test: {r.operator} on {r.device}: {r.problem}" for r in results if r.problem]
     return Report(
         version=_C.__version__,
         python=platform.python_version(),
@@ -144,7 +159,8 @@ def doctor() -> Report:
             for name, value in sorted(os.environ.items())
             if name.startswith("NGRAM_NPU_") or name in _VLLM_VARIABLES
         },
-        problems=(*problems, *plugin_problems, *feed_problems),
+        problems=(*problems, *plugin_problems, *feed_problems, *wrong),
+        self_test=tuple(results),
     )
 
 

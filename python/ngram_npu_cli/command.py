@@ -177,6 +177,11 @@ _LEARN: tuple[Option, ...] = (
      "(default: requests without a salt)"),
     _STORE_TOKENS,
 )  # fmt: skip
+_DOCTOR: tuple[Option, ...] = (
+    ("--json", _SWITCH, "print JSON"),
+    ("--self-test", _SWITCH, "run every operator with each instruction set of the CPU and on each "
+     "device with kernels, and compare the results with the scalar CPU kernels'"),
+)  # fmt: skip
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -291,7 +296,7 @@ def _run_learn(arguments: argparse.Namespace) -> int:
 def _run_doctor(arguments: argparse.Namespace) -> int:
     import ngram_npu
 
-    report = ngram_npu.doctor()
+    report = ngram_npu.doctor(self_test=arguments.self_test)
     print(json.dumps(report.to_dict(), indent=2) if arguments.json else report)
     return EXIT_FAILED if report.problems else EXIT_OK
 
@@ -306,7 +311,7 @@ COMMANDS = (
     ("learn", _run_learn, _LEARN, "fill a store with the answers of logs",
      "Name the newest logs last: a full store overwrites its oldest text. The file contains text "
      "of users as token ids: protect it as you protect the logs."),
-    ("doctor", _run_doctor, (("--json", _SWITCH, "print JSON"),),
-     "report what is installed and what can be used",
-     "Exit code 1 if something that the environment asks for cannot work."),
+    ("doctor", _run_doctor, _DOCTOR, "report what is installed and what can be used",
+     "Exit code 1 if something that the environment asks for cannot work, or if a result of the "
+     "self-test is wrong."),
 )  # fmt: skip

@@ -7,14 +7,27 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
+import ngram_npu
 import numpy as np
 import pytest
 import torch
+from ngram_npu import NgramConfig, NgramStore
+from ngram_npu.async_state import (
+    Admission,
+    AsyncConfig,
+    AsyncSpecState,
+    Batch,
+    KVGroup,
+    verify_greedy,
+)
 from ngram_npu.engines.vllm.ascend import AscendNgramProposerNPU, triton_ngram_spec_decode
-from ngram_npu.engines.vllm.v2 import make_replacement
+from ngram_npu.engines.vllm.request_scopes import install_v1
+from ngram_npu.engines.vllm.v2 import RowDrafter, make_replacement
 from ops.specs import OPSPECS
 from ops.specs.spec import OpSpec
+from torch.utils._pytree import tree_map
 from vllm_config import make_vllm_config
 
 acl = ctypes.CDLL("libascendcl.so")
@@ -199,3 +212,184 @@ def test_operator_can_be_the_first_call_of_a_thread(op: OpSpec) -> None:
     thread.join()
     assert not failures
     assert any(line.startswith("ngram_npu_") for line in take_record())
+
+
+# The store. CANN's stand-ins do not compute torch's own operators, which here run on the host.
+
+TORCH_OPERATORS = (
+    *("add.Tensor", "sub.Tensor", "mul.Tensor", "rsub.Scalar", "gt.Scalar", "clamp"),
+    *("index.Tensor", "index_put_", "zero_", "fill_.Scalar", "fill_.Tensor"),
+    "index_fill_.int_Scalar",
+)
+
+
+@pytest.fixture
+def torch_operators() -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    for name in TORCH_OPERATORS:
+        library.impl(name, _make_host_kernel(name), "PrivateUse1", allow_override=True)
+    yield
+    library._destroy()
+
+
+def _make_host_kernel(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def to_host(value: Any) -> Any:
+        return value.cpu() if isinstance(value, torch.Tensor) else value
+
+    def run_on_host(*args: Any, **keywords: Any) -> Any:
+        result = operator(*tree_map(to_host, args), **tree_map(to_host, keywords))
+        return args[0].copy_(result) if packet.endswith("_") else result.npu()
+
+    return run_on_host
+
+
+STORE = {"ngram_npu": {"store": True, "store_tokens": 16384, "scope": "shared"}}
+ARRAYS = ("slots", "text", "blocks", "table", "allocator")
+STORE_LAUNCHES = [
+    f"ngram_npu_store_{name}" for name in ("append", "append_copy", "append_write", "propose")
+]
+
+
+def read_store(store: NgramStore) -> list[Any]:
+    return [torch.as_tensor(getattr(store, name)).cpu().tolist() for name in ARRAYS]
+
+
+def run_vllm_ascend_v1(device: str) -> list[Any]:
+    """Runs steps of two requests in rows that are swapped. Returns all drafts, and the store."""
+
+    class NPUModelRunner:
+        def __init__(self) -> None:
+            self.requests = {name: SimpleNamespace(cache_salt=None) for name in "ab"}
+            self.input_batch = SimpleNamespace(req_ids=["a", "b"])
+
+        def _update_states(self, scheduler_output: Any) -> None: ...
+
+    install_v1(SimpleNamespace(NPUModelRunner=NPUModelRunner), "NPUModelRunner")
+    config = make_vllm_config(
+        k=4, max_model_len=64, max_num_seqs=2, method="ngram_gpu", additional_config=STORE
+    )
+    runner = NPUModelRunner()
+    drafter = AscendNgramProposerNPU(config, torch.device(device), runner)
+    texts = {"a": list(range(30)), "b": [99, 3, 4]}
+    lengths = {"a": 5, "b": 3}
+    results = []
+    for step in range(8):
+        names = runner.input_batch.req_ids = ["a", "b"] if step % 5 else ["b", "a"]
+        rows = torch.zeros(2, 64, dtype=torch.int32)
+        for row, name in zip(rows, names, strict=True):
+            row[: lengths[name]] = torch.tensor(texts[name][: lengths[name]])
+        old_lengths = torch.tensor([lengths[name] for name in names], dtype=torch.int32)
+        texts["b"] += texts["a"][step : step + 3]
+        sampled = torch.tensor(
+            [texts[name][lengths[name] : lengths[name] + 3] for name in names], dtype=torch.int32
+        )
+        lengths = {name: length + 3 for name, length in lengths.items()}
+        arguments = [t.to(device) for t in (rows, old_lengths, sampled, torch.zeros(2).bool())]
+        outputs = triton_ngram_spec_decode(*arguments, 100, 1, 16, 4)
+        results.append([output.cpu().tolist() for output in outputs])
+    return [results, read_store(drafter.ngram_npu.shared_store.contents)]
+
+
+@pytest.mark.usefixtures("torch_operators")
+def test_v1_of_vllm_ascend_uses_the_store() -> None:
+    results, store = run_vllm_ascend_v1("cpu")
+    assert max(store[1]) > [0]
+    take_record()
+    assert run_vllm_ascend_v1("npu") == [results, store]
+    launches = [line for line in take_record() if line.startswith("ngram_npu_")]
+    assert launches == ["ngram_npu_ngram_step", *STORE_LAUNCHES] * 8
+
+
+def run_vllm_ascend_v2(device: str) -> list[Any]:
+    """Runs steps of two requests, in a batch that is padded. Returns all drafts, and the store."""
+    rows, lengths = torch.zeros(2, 64, dtype=torch.int32), torch.tensor([5, 3], dtype=torch.int32)
+    rows[0, :40], rows[1, :3] = torch.arange(40), torch.tensor([99, 3, 4])
+    buffers = rows.to(device), lengths.to(device)
+    state = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=buffers[0]),
+        total_len=SimpleNamespace(gpu=buffers[1]),
+        add_request=lambda req_id, prompt_len, all_token_ids, max_tokens: None,
+        remove_request=None,
+        req_id_to_index={"a": 0, "b": 1},
+    )
+    config = make_vllm_config(
+        k=4, max_model_len=64, max_num_seqs=2, method="ngram_gpu", additional_config=STORE
+    )
+    speculator_class = make_replacement(object, pytest.fail, "ascend_v2")
+    speculator = speculator_class(config, torch.device(device), state)
+    request = SimpleNamespace(lora_request=None, sampling_params=None)
+    speculator.ngram_npu.announced = {"a": request, "b": request}
+    for name in ("a", "b"):
+        state.add_request(name, 3, [], 8)
+    mapping = torch.tensor([0, 1, -1], dtype=torch.int32)
+    batch = SimpleNamespace(req_ids=["a", "b"], num_reqs=3, idx_mapping=mapping.to(device))
+    num_sampled = torch.full((3,), 3, dtype=torch.int32).to(device)
+    drafts = []
+    for step in range(8):
+        lengths += 3
+        rows[1, lengths[1] - 3 : lengths[1]] = rows[0, step : step + 3]
+        buffers[0].copy_(rows)
+        buffers[1].copy_(lengths)
+        step_drafts = speculator.propose(batch, *[None] * 4, num_sampled, None, None)
+        drafts.append(step_drafts.cpu().tolist())
+    return [drafts, read_store(speculator.ngram_npu.shared_store.contents)]
+
+
+@pytest.mark.usefixtures("torch_operators")
+def test_v2_of_vllm_ascend_uses_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowDrafter, "has_request_data", True)
+    drafts, store = run_vllm_ascend_v2("cpu")
+    assert [step[2] for step in drafts] == [[-1] * 4] * 8  # of the padding
+    assert max(store[1]) > [0]
+    take_record()
+    assert run_vllm_ascend_v2("npu") == [drafts, store]
+    launches = [line for line in take_record() if line.startswith("ngram_npu_")]
+    assert launches == ["ngram_npu_ngram_propose", *STORE_LAUNCHES] * 8
+
+
+def run_async_state(device: str) -> list[Any]:
+    """Runs steps of two requests. Returns their tokens and the drafts, and the store."""
+    store = NgramStore(4096, device=device, num_slots=2)
+    config = AsyncConfig(
+        ngram=NgramConfig(k=3),
+        max_rows=2,
+        row_capacity=64,
+        max_step_tokens=32,
+        kv_groups=(KVGroup(block_size=16, max_blocks=4),),
+    )
+    state = AsyncSpecState(config, device=device, store=store)
+    rows, prompts, blocks = np.arange(2), ((1, 4, 6, 5), (2, 2)), ((0, 1, 2, 3), (4, 5, 6, 7))
+    new = [Admission(int(row), np.int32(prompts[row]), (np.int32(blocks[row]),)) for row in rows]
+    joining = Batch(np.int32(rows), np.int32([4, 2]), np.int32([0, 0]), new=new)
+    decoding = Batch(np.int32(rows), np.int32([4, 4]), np.int32([3, 3]))
+    results: list[Any] = []
+    for step in range(9):
+        inputs = state.begin_step(decoding if step else joining)
+        input_ids = inputs.input_ids.cpu()
+        logits = torch.eye(7)[((3 * input_ids + 1) % 7).long()]  # the model and the sampler
+        sampled_at, drafts_at = map(torch.from_numpy, (inputs.sample_indices, inputs.draft_indices))
+        ends = inputs.cu_num_scheduled_drafts.cpu()
+        sampled = verify_greedy(logits[sampled_at], input_ids[drafts_at], ends, 3)
+        state.end_step(sampled.to(device))
+        if step:
+            result = state.reconcile()
+            results += [result.sampled_token_ids.tolist(), result.num_accepted_drafts.tolist()]
+    return [results, read_store(store)]
+
+
+@pytest.mark.usefixtures("torch_operators")
+def test_asynchronous_state_uses_the_store() -> None:
+    results, store = run_async_state("cpu")
+    assert max(store[1]) > [0]
+    take_record()
+    assert run_async_state("npu") == [results, store]
+    assert take_record().count(STORE_LAUNCHES[-1]) == 9
+
+
+def test_self_test_of_the_doctor_passes() -> None:
+    results = ngram_npu.doctor(self_test=True).self_test
+    on_npu = {result.operator: result.problem for result in results if result.device == "npu"}
+    assert on_npu == dict.fromkeys(OPSPECS, "")

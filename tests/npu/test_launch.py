@@ -158,13 +158,13 @@ def test_npu_checks_pass_with_the_next_torch_and_torch_npu(npu: Npu, tmp_path: P
     folders = [torch_npu / "include", torch_npu / "include/third_party/acl/inc"]
     folders += [torch / "include", torch / "include/torch/csrc/api/include"]
     includes = [f"-I{ROOT / 'csrc'}", *(f"-isystem{folder}" for folder in folders)]
-    sources = [ROOT / f"csrc/ascendc/{name}.cpp" for name in ("launch", "loaded_kernels")]
+    source = ROOT / "csrc/ascendc/launch.cpp"
     libraries = [torch_npu / "lib/libtorch_npu.so", torch / "lib/libc10.so"]
     libraries += [torch / "lib/libtorch_cpu.so", f"-L{NEXT_CANN}", "-lascendcl", "-ldl"]
     path = _change_libraries(npu, tmp_path, LAUNCH)
     output = tmp_path / "install" / "ngram_npu" / LAUNCH
     link = ["-shared", "-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", "-o", output]
-    result = _compile("-std=c++20", "-O0", *includes, *sources, *libraries, *link)
+    result = _compile("-std=c++20", "-O0", *includes, source, *libraries, *link)
     assert result.returncode == 0, result.stderr
     package = path.split(os.pathsep)[0]
     variables = {
@@ -204,6 +204,16 @@ def test_failed_launch_or_unknown_core_count_raises(npu: Npu) -> None:
         "cores of NPU 0 is unknown: aclrtGetDeviceInfo(ACL_DEV_ATTR_VECTOR_CORE_NUM) returned 0 "
         "and 0 cores"
     )
+
+
+def test_self_test_reports_failed_launches(npu: Npu) -> None:
+    command = ("-m", "ngram_npu_cli", "doctor", "--self-test")
+    assert npu.run(*command).returncode == 0
+    result = npu.run(*command, STAND_IN_FAILS="1")
+    assert result.returncode == 1, result.stderr
+    assert "prepare_inputs, 2 calls: scalar equal" in result.stdout
+    assert result.stdout.count("npu FAILED") == len(OPSPECS)
+    assert "PROBLEM              self-test: prepare_inputs on npu: call 1: " in result.stdout
 
 
 def _change_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None = None) -> str:

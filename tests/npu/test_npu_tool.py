@@ -70,7 +70,7 @@ def test_header_check_finds_fault_of_kernel(tmp_path: Path, fault: str) -> None:
 TEMPLATE_ERROR_OUTPUT = """\
 /devkit/impl.h:7:3: error: {}
   vadd(x);
-/project/csrc/ascendc/gather.h:40:5: note: in instantiation of function 'Add' requested here
+/project/csrc/ascendc/slots.h:40:5: note: in instantiation of function 'Add' requested here
 """
 
 

@@ -6,7 +6,6 @@ import ctypes
 import math
 import mmap
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
@@ -15,7 +14,6 @@ import numpy as np
 
 from ngram_npu.tensors import Int32Array
 
-_TIMEOUT_S = 10.0
 _WORD_BYTES = 4
 _HUGE_PAGE_BYTES = 2 << 20
 
@@ -35,20 +33,17 @@ class Memory(Protocol):
     def use_step_stream(self) -> AbstractContextManager[Any]:
         """Returns a context in which any thread launches in the stream of the steps."""
 
-    def prepare_copies(self, arrays: Sequence[Any]) -> int:
-        """Allocates what :meth:`start_copy` needs, and returns its bytes on the device."""
+    def prepare_copies(self, arrays: Sequence[Any]) -> None:
+        """Allocates what :meth:`start_copy` needs."""
 
-    def start_copy(self, arrays: Sequence[Any]) -> Any:
-        """Copies arrays as they are at this point of the stream of the steps. They are all or the
-        first ones of those that were prepared. One copy may be unfinished at a time."""
+    def start_copy(self, arrays: Sequence[Any]) -> None:
+        """Copies arrays to the host after the steps that have been launched. They are all or the
+        first ones of those that were prepared. Replaces a copy that was not taken."""
 
-    def finish_copy(self, copy: Any) -> list[Int32Array]:
-        """Returns the result of :meth:`start_copy` in host memory, and zeroes all other copies of
-        the text. Only the calling thread waits, not the stream.
-
-        Raises:
-            RuntimeError: the device did not finish within ten seconds.
-        """
+    def take_copy(self) -> list[Int32Array] | None:
+        """Returns the copy that was started last, and zeroes the memory that it was copied to; None
+        if the device has not finished it. Calls no function of the device's runtime, since another
+        thread may be capturing a graph."""
 
 
 class HostMemory:
@@ -66,14 +61,14 @@ class HostMemory:
     def use_step_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def prepare_copies(self, arrays: Sequence[Any]) -> int:
-        return 0
+    def prepare_copies(self, arrays: Sequence[Any]) -> None:
+        pass
 
-    def start_copy(self, arrays: Sequence[Any]) -> list[Int32Array]:
-        return [array.copy() for array in arrays]
+    def start_copy(self, arrays: Sequence[Any]) -> None:
+        self._copied = arrays
 
-    def finish_copy(self, copy: list[Int32Array]) -> list[Int32Array]:
-        return copy
+    def take_copy(self) -> list[Int32Array] | None:
+        return [array.copy() for array in self._copied]
 
 
 def _allocate_words(words: int) -> Int32Array:
@@ -97,8 +92,8 @@ def _allocate_words(words: int) -> Int32Array:
 
 
 class DeviceMemory:
-    """torch tensors on a device with streams. A second stream copies to the host, from a snapshot:
-    later steps change the arrays while the copy is running."""
+    """torch tensors on a device with streams. The stream of the steps copies to pinned memory, and
+    then copies the number of the copy, which shows the host that the copy is complete."""
 
     def __init__(self, device: Any) -> None:
         self._torch: Any = sys.modules["torch"]
@@ -106,9 +101,7 @@ class DeviceMemory:
         # torch.cuda and torch.npu have the same interface of streams.
         self._runtime = getattr(self._torch, device.type)
         self._steps = self._runtime.current_stream(device)
-        self._copies = self._runtime.Stream(device)
-        self._snapshot: list[Any] = []
-        self._host: list[Any] = []
+        self._num_started = self._num_arrays = 0
 
     def zeros(self, *shape: int) -> Any:
         return self._torch.zeros(shape, dtype=self._torch.int32, device=self._device)
@@ -124,35 +117,27 @@ class DeviceMemory:
         context: AbstractContextManager[Any] = self._runtime.stream(self._steps)
         return context
 
-    def prepare_copies(self, arrays: Sequence[Any]) -> int:
-        zeros_like = self._torch.zeros_like
-        self._snapshot = [zeros_like(array) for array in arrays]
-        self._host = [zeros_like(array, device="cpu", pin_memory=True) for array in arrays]
-        return sum(int(tensor.nbytes) for tensor in self._snapshot)
+    def prepare_copies(self, arrays: Sequence[Any]) -> None:
+        self._number = self.zeros(1)
+        self._host, self._host_number = [
+            [self._torch.zeros_like(array, device="cpu", pin_memory=True) for array in group]
+            for group in (arrays, (self._number,))
+        ]
 
-    def start_copy(self, arrays: Sequence[Any]) -> tuple[int, Any]:
-        for copy, array in zip(self._snapshot, arrays, strict=False):
-            copy.copy_(array)
-        return len(arrays), self._steps.record_event()
+    def start_copy(self, arrays: Sequence[Any]) -> None:
+        self._num_started += 1
+        self._num_arrays = len(arrays)
+        self._number.add_(1)
+        sources = *arrays, self._number
+        hosts = *self._host[: len(arrays)], *self._host_number
+        for host, source in zip(hosts, sources, strict=True):
+            host.copy_(source, non_blocking=True)
 
-    def finish_copy(self, copy: tuple[int, Any]) -> list[Int32Array]:
-        count, mark = copy
-        hosts = self._host[:count]
-        self._copies.wait_event(mark)
-        with self._runtime.stream(self._copies):
-            for host, tensor in zip(hosts, self._snapshot, strict=False):
-                host.copy_(tensor, non_blocking=True)
-                tensor.zero_()
-        copied = self._copies.record_event()
-        # A stream that hangs, because another rank has ended, must not hang the engine's end.
-        deadline = time.monotonic() + _TIMEOUT_S
-        while not copied.query():
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"NgramStore: the device did not finish its steps within {_TIMEOUT_S:g} s"
-                )
-            time.sleep(0.001)
-        arrays = [host.numpy().copy() for host in hosts]
+    def take_copy(self) -> list[Int32Array] | None:
+        if self._host_number[0].numpy()[0] != self._num_started:
+            return None
+        hosts = [host.numpy() for host in self._host[: self._num_arrays]]
+        arrays = [host.copy() for host in hosts]
         for host in hosts:
-            host.zero_()
+            host.fill(0)
         return arrays

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, NoReturn, SupportsIndex
@@ -42,6 +43,7 @@ from ngram_npu.tensors import Int32Array, is_tensor
 
 DEFAULT_TOKENS = 1 << 20
 MAX_SAVE_ATTEMPTS = 10
+_COPY_TIMEOUT_S = 10.0
 _ARRAYS = ("slots", "text", "blocks", "table", "allocator")
 
 ScopeName = str | tuple[Any, ...] | Scope | None
@@ -58,6 +60,27 @@ class StoreStatistics:
     blocks_in_use: int
 
 
+@dataclass(frozen=True)
+class StoreCopy:
+    """A copy of a store's contents in host memory."""
+
+    blocks: Int32Array
+    text: Int32Array | None
+    """None: only the heads of the blocks were copied."""
+    revision: tuple[int, int]
+    """:attr:`NgramStore.revision` when the copy was started."""
+    num_clears: int
+
+    @property
+    def tokens_held(self) -> int:
+        return int(self.blocks[:, HEAD_FILL].sum())
+
+    def texts(self) -> list[tuple[Scope, Int32Array]]:
+        """Returns the same as :meth:`NgramStore.texts`."""
+        assert self.text is not None
+        return read_texts(self.blocks, self.text)
+
+
 class NgramStore:
     """The memory of the operators ``store_append_`` and ``store_propose_``: text of requests, from
     which other requests draft.
@@ -65,8 +88,8 @@ class NgramStore:
     The text is in a ring of blocks of 256 tokens, each with the text of one request; new blocks
     replace the oldest. A hash table finds the two newest occurrences of n-grams in the text. Per
     token of capacity, the store takes 4 bytes for the token and 48 to 96 for the table, rounded to
-    a power of two; on a device, 4 more for the copy that :meth:`save` writes. All memory is
-    committed when the store is created. Requests share text only within a scope
+    a power of two; for a device, 4 more in host memory for the copy that :meth:`save` writes. All
+    memory is committed when the store is created. Requests share text only within a scope
     (:func:`ngram_npu.scope_of`).
 
     A step calls :meth:`begin_step`, then :meth:`append` and :meth:`propose`. Only ``append`` and
@@ -78,9 +101,10 @@ class NgramStore:
     to another slot begins a new text, and no text is stored twice.
 
     Other threads may call the methods that read the text, such as :meth:`save`; on a device these
-    launch in the stream of the newest step. No thread may call them while a graph with ``append``
-    is captured or replayed. Methods that change the text belong to the thread of the steps, before
-    a step's :meth:`begin_step` or after its ``append``. A forked process must not use the store.
+    launch in the stream of the newest step. No thread may call them while a graph is captured, or
+    one with ``append`` replayed, except :meth:`take_copy` and :meth:`save_copy`. Methods that
+    change the text belong to the thread of the steps, before a step's :meth:`begin_step` or after
+    its ``append``. A forked process must not use the store.
 
     Args:
         tokens: maximum number of tokens, rounded up to blocks of 256.
@@ -133,7 +157,7 @@ class NgramStore:
         self.allocator = zeros(2)
         self._number_offset = self._memory.place(np.zeros(1, np.int64))
         """What :meth:`clear` and renumbering have subtracted from the block numbers."""
-        self._copied_bytes = self._memory.prepare_copies((self.blocks, self.text))
+        self._memory.prepare_copies((self.blocks, self.text))
         self.num_slots = self._max_batch = 0
         self._arguments: dict[bool, dict[str, Any]] = {}
         """The operators' arguments, arrays or (True) tensors of the same memory."""
@@ -147,7 +171,11 @@ class NgramStore:
         self._mutex = threading.RLock()
         """Held during the launches of a call."""
         self._copy_mutex = threading.Lock()
-        """Held while a copy contains text. A thread that needs both takes this one first."""
+        """Held while a copy is started, taken or replaced. A thread that needs both takes this one
+        first."""
+        self._started_copy: tuple[Any, ...] = ()
+        """The arrays of a copy that was not taken."""
+        self._started_revision = self.revision
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError("NgramStore: a store cannot be copied or pickled; save it and load it")
@@ -167,7 +195,7 @@ class NgramStore:
         """Memory of the store on its device."""
         workspace = self._arguments.get(True, {}).get("workspace")
         arrays = [*(getattr(self, name) for name in _ARRAYS), workspace]
-        return self._copied_bytes + sum(int(a.nbytes) for a in arrays if a is not None)
+        return sum(int(a.nbytes) for a in arrays if a is not None)
 
     @property
     def revision(self) -> tuple[int, int]:
@@ -177,24 +205,23 @@ class NgramStore:
     @property
     def statistics(self) -> StoreStatistics:
         """The contents after the newest step, for which the call waits."""
-        (blocks,) = self._copy_to_host(heads_only=True)
+        copy = self._copy_to_host(heads_only=True)
         return StoreStatistics(
             num_slots=self.num_slots,
             num_blocks=self._num_blocks,
-            tokens_held=int(blocks[:, HEAD_FILL].sum()),
-            blocks_in_use=int(np.count_nonzero(blocks[:, HEAD_NUMBER])),
+            tokens_held=copy.tokens_held,
+            blocks_in_use=int(np.count_nonzero(copy.blocks[:, HEAD_NUMBER])),
         )
 
     @property
     def scopes(self) -> dict[Scope, int]:
         """Number of tokens in the store by scope, after the newest step."""
-        (blocks,) = self._copy_to_host(heads_only=True)
-        return count_tokens_by_scope(blocks)
+        return count_tokens_by_scope(self._copy_to_host(heads_only=True).blocks)
 
     def texts(self) -> list[tuple[Scope, Int32Array]]:
         """Returns scope and tokens of each request's text, as far as its blocks are still in the
         store, after the newest step, in the order of their oldest blocks."""
-        return read_texts(*self._copy_to_host())
+        return self._copy_to_host().texts()
 
     def reserve_slots(self, num_slots: int, max_batch: int | None = None) -> None:
         """Adds slots until there are ``num_slots``, and accepts steps of as many requests, or of
@@ -392,7 +419,7 @@ class NgramStore:
         """Removes the text of a scope; None: of all scopes. No token of it stays in the store's
         memory. Pass ``Scope(0)`` for the scope of requests without a name.
 
-        If :meth:`save` is copying the text, it waits for the copy. Requests that are writing
+        If a copy of the text is being taken, it waits for it. Requests that are writing
         continue with the tokens of their next step; tokens that are held back are dropped.
         """
         number = None if scope is None else scope_of(scope)
@@ -404,10 +431,11 @@ class NgramStore:
                 for name in _ARRAYS:
                     getattr(self, name)[...] = 0
                 self._max_number = 1
-                return
-            low, high = split_scope(number)
-            is_other_scope = self.blocks[:, SCOPE_LOW] != low
-            self._keep_blocks(is_other_scope | (self.blocks[:, SCOPE_HIGH] != high))
+            else:
+                low, high = split_scope(number)
+                is_other_scope = self.blocks[:, SCOPE_LOW] != low
+                self._keep_blocks(is_other_scope | (self.blocks[:, SCOPE_HIGH] != high))
+            self._replace_copy()
 
     def mark_update(self, keep_updates: int | None = None) -> None:
         """Announces that the model's weights have changed, and removes text of older weights.
@@ -435,6 +463,7 @@ class NgramStore:
                 self._num_clears += 1
                 first_kept = self._update_marks[0] - self._number_offset
                 self._keep_blocks(self.blocks[:, HEAD_NUMBER] >= first_kept)
+                self._replace_copy()
 
     def _keep_blocks(self, is_kept: Any) -> None:
         # A multiplication releases the GIL, an assignment to selected rows does not.
@@ -456,16 +485,38 @@ class NgramStore:
             RuntimeError: text was cleared during each of ten attempts.
         """
         for _ in range(MAX_SAVE_ATTEMPTS):
-            num_clears = self._num_clears
-            contents = self.texts(), self.capacity, self.tokenizer, self.seed
-            # This mutex prevents a clear. Steps do not take it, since a rename may be slow.
-            with store_file.write_new_file(path, *contents) as replace, self._copy_mutex:
-                if num_clears == self._num_clears:
-                    replace()
-                    return
+            if self.save_copy(path, self._copy_to_host()):
+                return
         raise RuntimeError(
             f"NgramStore: save: text was cleared during each of {MAX_SAVE_ATTEMPTS} attempts"
         )
+
+    def start_copy(self, *, heads_only: bool = False) -> None:
+        """Copies the contents after the newest step for :meth:`take_copy`. Belongs to the thread of
+        the steps, and does not wait for the device. Replaces a copy that was not taken.
+
+        Args:
+            heads_only: do not copy the text, only how much there is.
+        """
+        with self._copy_mutex:
+            self._start_copy(heads_only)
+
+    def take_copy(self) -> StoreCopy | None:
+        """Returns the copy that was started last; None if the device has not finished it, or if it
+        was taken. Any thread may call it at any time: it launches nothing, and calls no function of
+        the device's runtime."""
+        with self._copy_mutex:
+            return self._take_copy()
+
+    def save_copy(self, path: str | PathLike[str], copy: StoreCopy) -> bool:
+        """Writes a copy as :meth:`save` does. Returns whether it did: if text was cleared after the
+        copy, the file stays as it is. Any thread may call it at any time."""
+        contents = copy.texts(), self.capacity, self.tokenizer, self.seed
+        # This mutex prevents a clear. Steps do not take it, since a rename may be slow.
+        with store_file.write_new_file(path, *contents) as replace, self._copy_mutex:
+            if is_current := copy.num_clears == self._num_clears:
+                replace()
+        return is_current
 
     @classmethod
     def load(
@@ -531,13 +582,45 @@ class NgramStore:
         with self._mutex, self._memory.use_step_stream():
             yield
 
-    def _copy_to_host(self, *, heads_only: bool = False) -> list[Int32Array]:
-        """Returns blocks and text after the newest step; with ``heads_only`` the blocks alone."""
+    def _copy_to_host(self, *, heads_only: bool = False) -> StoreCopy:
+        """Returns a copy of the contents after the newest step."""
         with self._copy_mutex:
-            with self._between_steps():
-                arrays = (self.blocks,) if heads_only else (self.blocks, self.text)
-                copy = self._memory.start_copy(arrays)
-            return self._memory.finish_copy(copy)
+            self._start_copy(heads_only)
+            # A stream that hangs, because another rank has ended, must not hang the engine's end.
+            deadline = time.monotonic() + _COPY_TIMEOUT_S
+            while (copy := self._take_copy()) is None:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        "NgramStore: the device did not finish its steps within "
+                        f"{_COPY_TIMEOUT_S:g} s"
+                    )
+                time.sleep(0.001)
+            return copy
+
+    def _start_copy(self, heads_only: bool) -> None:
+        # After a copy of the heads alone, the text of an earlier one would stay in host memory.
+        heads_only = heads_only and len(self._started_copy) < 2
+        self._started_copy = (self.blocks,) if heads_only else (self.blocks, self.text)
+        self._started_revision = self.revision
+        with self._between_steps():
+            self._memory.start_copy(self._started_copy)
+
+    def _take_copy(self) -> StoreCopy | None:
+        if not self._started_copy:
+            return None
+        # Steps may change the arrays of a store in host memory, but not a copy of a device's.
+        with self._mutex if self._device is None else nullcontext():
+            arrays = self._memory.take_copy()
+        if arrays is None:
+            return None
+        self._started_copy = ()
+        text = arrays[1] if len(arrays) > 1 else None
+        return StoreCopy(arrays[0], text, self._started_revision, self._num_clears)
+
+    def _replace_copy(self) -> None:
+        """Replaces a copy that was not taken, because it has text that was cleared."""
+        if self._started_copy:
+            self._memory.start_copy(self._started_copy)
 
     def _reserve_numbers(self, num_requests: int, max_new: int) -> None:
         num_blocks = self._num_blocks

@@ -4,20 +4,20 @@ that the copies for them are made between steps."""
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import random
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ngram_npu.store.memory as memory_module
+import ngram_npu.store.store as store_module
 import numpy as np
 import pytest
 import torch
@@ -286,40 +286,20 @@ def test_text_removed_before_the_file_is_replaced_is_not_saved(
 # Copies between steps.
 
 
-class LateMemory(HostMemory):
-    """Calls ``change`` between the snapshot and the copy to the host."""
-
-    def __init__(self, change: Callable[[], object]) -> None:
-        self.change = change
-
-    def finish_copy(self, copy: list[Any]) -> list[Any]:
-        self.change()
-        return super().finish_copy(copy)
-
-
-def test_save_during_overwriting_steps_writes_one_state(tmp_path: Path) -> None:
-    store, requests = make_store(4), Requests(3)
-
-    def overwrite() -> None:
-        for _ in range(30):
-            run_step(store, requests, requests.next_step())
-
-    overwrite()
-    expected = read_store(store)
-    store._memory = LateMemory(overwrite)
-    store.save(tmp_path / "store")
-    assert read_store(NgramStore.load(tmp_path / "store")) == expected != read_store(store)
-
-
 def test_steps_continue_and_clear_waits_while_text_is_copied_to_the_host() -> None:
     store, requests = make_store(), Requests(7)
     is_reading, may_read = threading.Event(), threading.Event()
 
-    def wait() -> None:
-        is_reading.set()
-        assert may_read.wait(30)
+    class LateMemory(HostMemory):
+        """Has no copy until the test allows it."""
 
-    store._memory = LateMemory(wait)
+        def take_copy(self) -> list[Any] | None:
+            if not may_read.is_set():
+                is_reading.set()
+                return None
+            return super().take_copy()
+
+    store._memory = LateMemory()
     reader = threading.Thread(target=store.texts)
     reader.start()
     assert is_reading.wait(30)
@@ -334,54 +314,45 @@ def test_steps_continue_and_clear_waits_while_text_is_copied_to_the_host() -> No
     assert not clearer.is_alive()
 
 
-class _DeferOperators(TorchDispatchMode):
-    """Keeps the operators of a stream until it is synchronized."""
-
-    def __init__(self, tasks: list[Callable[[], object]]) -> None:
-        super().__init__()
-        self._tasks = tasks
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._tasks.append(functools.partial(func, *args, **(kwargs or {})))
-        return args[0]
-
-
 class FakeRuntime:
-    """Stands in for ``torch.cuda``. The stream of the steps works within the calls, a second stream
-    as late as possible: when the host waits for it. It must wait for the steps before."""
+    """Stands in for ``torch.cuda``. Work in the stream of the steps runs within the calls, except
+    copies to pinned memory: one runs whenever the host sleeps."""
 
     def __init__(self) -> None:
-        self.tasks: list[Callable[[], object]] = []
-        self.has_waited = self.hangs = False
+        self.copies: list[Callable[[], object]] = []
         self.num_steps = self.depth = 0
-        self.steps = SimpleNamespace(record_event=object, context=self._count_depth)
-        self.copies = SimpleNamespace(
-            wait_event=lambda event: setattr(self, "has_waited", True),
-            record_event=lambda: SimpleNamespace(query=self._run_copies),
-            context=lambda: _DeferOperators(self.tasks),
-        )
+        self.hangs = False
 
     @contextmanager
-    def _count_depth(self) -> Iterator[None]:
+    def stream(self, stream: Any) -> Iterator[None]:
         self.depth += 1
-        yield
+        with _DeferCopies(self.copies):
+            yield
         self.depth -= 1
 
     def current_stream(self, device: Any) -> Any:
         self.num_steps += 1
-        return self.steps
+        return "steps"
 
-    def Stream(self, device: Any) -> Any:  # noqa: N802
-        return self.copies
+    def sleep(self, seconds: float) -> None:
+        if self.copies and not self.hangs:
+            self.copies.pop(0)()
 
-    def stream(self, stream: Any) -> Any:
-        return stream.context()
 
-    def _run_copies(self) -> bool:
-        assert self.has_waited, "the copies may run before the steps"
-        while self.tasks and not self.hangs:
-            self.tasks.pop(0)()
-        return not self.hangs
+class _DeferCopies(TorchDispatchMode):
+    """Keeps the copies that do not block, with the values that their sources have now."""
+
+    def __init__(self, copies: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self._copies = copies
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target, *rest = args
+        if func is torch.ops.aten.copy_.default and True in (*rest[1:], *(kwargs or {}).values()):
+            value = rest[0].clone()
+            self._copies.append(lambda: target.copy_(value))
+            return target
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -400,6 +371,8 @@ def device_store(monkeypatch: pytest.MonkeyPatch) -> tuple[NgramStore, FakeRunti
 
     monkeypatch.setattr(torch, "zeros_like", zeros_like_unpinned)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    clock = SimpleNamespace(sleep=runtime.sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(store_module, "time", clock)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ngram_npu.store.store._make_memory", make_memory)
         return make_store(device="fake"), runtime
@@ -482,8 +455,60 @@ def test_copies_of_the_text_are_complete_and_zeroed(
         assert read_store(store) == EXPECTED
         assert store.statistics.tokens_held == 807
         memory: Any = store._memory
-        assert not any(tensor.any() for tensor in (*memory._snapshot, *memory._host))
+        assert not any(tensor.any() for tensor in memory._host)
     runtime.hangs = True
-    monkeypatch.setattr(memory_module, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(store_module, "_COPY_TIMEOUT_S", 0.01)
     with pytest.raises(RuntimeError, match=r"did not finish its steps within 0\.01 s"):
         store.texts()
+
+
+def test_started_copy_is_taken_once_it_is_complete_and_saved(
+    device_store: tuple[NgramStore, FakeRuntime], tmp_path: Path
+) -> None:
+    store, runtime = device_store
+    fill_store(store)
+    assert store.take_copy() is None, "expected none before one is started"
+    store.start_copy()
+    fill_store(store)  # does not change the copy
+    num_copies = len(runtime.copies)
+    for _ in range(num_copies):
+        assert store.take_copy() is None
+        runtime.sleep(0)
+    copy = store.take_copy()
+    assert copy is not None
+    assert copy.tokens_held == 807
+    assert store.take_copy() is None, "expected that a copy is taken only once"
+    assert store.save_copy(tmp_path / "store", copy)
+    assert read_store(NgramStore.load(tmp_path / "store")) == EXPECTED
+    assert not any(tensor.any() for tensor in store._memory._host)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("remove", [lambda s: s.clear(Scope(0)), lambda s: s.mark_update(1)])
+def test_clear_removes_text_from_a_copy_that_was_not_taken(
+    device_store: tuple[NgramStore, FakeRuntime], remove: Callable[[NgramStore], None]
+) -> None:
+    store, runtime = device_store
+    fill_store(store)
+    for is_copied in (False, True):
+        store.start_copy()
+        for _ in range(len(runtime.copies) * is_copied):
+            runtime.sleep(0)
+        remove(store)
+        store.start_copy(heads_only=True)
+        while runtime.copies:
+            runtime.sleep(0)
+        copy = store.take_copy()
+        assert copy is not None
+        texts = [(scope, text.tolist()) for scope, text in copy.texts()]
+        assert texts == read_store(store) != EXPECTED
+        fill_store(store)
+
+
+def test_copy_from_before_a_clear_is_not_saved(tmp_path: Path) -> None:
+    store = fill_store(make_store())
+    store.start_copy()
+    copy = store.take_copy()
+    assert copy is not None
+    store.clear(Scope(0))
+    assert not store.save_copy(tmp_path / "store", copy)
+    assert os.listdir(tmp_path) == []

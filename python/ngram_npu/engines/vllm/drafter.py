@@ -8,8 +8,6 @@ are arrays on the host or tensors on the runner's device. No step waits for a de
 from __future__ import annotations
 
 import os
-import threading
-from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +15,6 @@ import torch
 
 import ngram_npu._C as _C
 from ngram_npu.draft_costs import DraftCosts
-from ngram_npu.engines.vllm.metrics import StoreMetrics, call_repeatedly
 from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.ranks import Ranks, compare_ranks, exit_worker_on_error, is_first_rank
@@ -101,10 +98,7 @@ class Drafter:
         log_start(options, label, device)
         if self.shared_store is not None:
             self.shared_store.log_settings()
-            self.shared_store.start_saving(self)
-            closed = threading.Event()
-            Finalize(self, closed.set)
-            call_repeatedly(StoreMetrics(vllm_config, self.shared_store).update, closed)
+            self.shared_store.start_saving(self, vllm_config)
         if device is None:
             self.stats = Stats(self, vllm_config)
         elif options.metrics:
@@ -114,12 +108,6 @@ class Drafter:
         """Returns the scope of a request in the store."""
         is_private = self.options.scope == "private"
         return find_scope(lora_request, sampling_params, cache_salt, is_private=is_private)
-
-    def begin_request(self, row: int) -> None:
-        """Announces that another request begins in a row. A runner that cannot say so need not: the
-        store recognizes the text of a row."""
-        if self._store is not None:
-            self._store.begin_request(row)
 
     @exit_worker_on_error
     def step(
@@ -196,10 +184,11 @@ class Drafter:
         self, tokens: Any, lengths: Any, rows: Any, num_sampled: Any, scopes: Any = None
     ) -> None:
         """Stores the text of a step that needs no drafts. Arguments are those of :meth:`step`."""
-        if self._store is None:
+        if self.shared_store is None:
             return
-        self._store.begin_step(len(num_sampled), self._max_new)
-        self._store.append(
+        store = self.shared_store.contents
+        store.begin_step(len(num_sampled), self._max_new)
+        store.append(
             tokens,
             lengths,
             num_sampled,
@@ -208,6 +197,13 @@ class Drafter:
             max_new=self._max_new,
             hold_back=self._holds_back,
         )
+        self.shared_store.copy_if_due()
+
+    def end_requests(self, scheduler_output: Any) -> None:
+        """Called with what the scheduler sends for each step, also without requests. vLLM sends it
+        once after the last request has ended."""
+        if self.shared_store is not None and not scheduler_output.total_num_scheduled_tokens:
+            self.shared_store.copy_if_due(is_idle=True)
 
     def _look_up(
         self, tokens: Any, lengths: Any, rows: Any, num_sampled: Any, k: int, int64: bool
@@ -253,8 +249,8 @@ class Drafter:
             if self.device is None
             else torch.empty_like(drafts.match_len)
         )
-        assert self._store is not None
-        self._store.append_and_propose(
+        assert self.shared_store is not None
+        self.shared_store.contents.append_and_propose(
             tokens,
             lengths,
             num_sampled,
@@ -268,6 +264,7 @@ class Drafter:
             agreement=agreement,
             **self._limit_arguments,
         )
+        self.shared_store.copy_if_due()
         return drafts._replace(agreement=agreement)
 
 

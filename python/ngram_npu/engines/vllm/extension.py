@@ -104,8 +104,11 @@ def _find_scope(store: SharedStore, salt: str | None, adapter: str | None) -> Sc
 
 def _call(drafter: Drafter, call: Callable[[], T]) -> T:
     """Changes or reads the store. If this fails where other ranks may succeed, the worker ends."""
+    assert drafter.shared_store is not None
     try:
-        return call()
+        result = call()
+        drafter.shared_store.copy_if_due(is_idle=True)
+        return result
     except Exception as error:
         # A ValueError about arguments occurs on all ranks before a store is changed.
         is_on_all_ranks = isinstance(error, ValueError) and not isinstance(error, StoreFileError)

@@ -1,34 +1,32 @@
-"""Prometheus metrics of an engine, and their way to ``/metrics`` of vLLM's API server.
+"""Prometheus metrics of an engine, which vLLM's API server serves with its own.
 
-The API server serves the default registry of its own process, but drafters and schedulers run in
-other processes. vLLM merges the processes' metrics only if ``PROMETHEUS_MULTIPROC_DIR`` is set.
-Otherwise the API server's process names a folder in the environment before it starts the engines.
-Each of their processes writes its metrics there, as text, and the API server's registry reads them.
+Drafters and schedulers run in other processes than the API server. Each process writes its values
+to files of prometheus_client's multi-process mode, where the value changes, so nothing has to run
+beside the engine. They are in ``PROMETHEUS_MULTIPROC_DIR``, if it is set, which vLLM's own metrics
+then use too. Otherwise the API server's process names a folder in the environment before it starts
+the engines, and its registry reads the files at each request of ``/metrics``.
 """
 
 from __future__ import annotations
 
+import glob
 import multiprocessing
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from multiprocessing.util import Finalize
-from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ngram_npu.engines.vllm.options import engine_index
 from ngram_npu.engines.vllm.patching import format_error, logger
 
-if TYPE_CHECKING:
-    from ngram_npu.engines.vllm.shared_store import SharedStore
-
 FOLDER_VARIABLE = "NGRAM_NPU_METRICS_FOLDER"
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-INTERVAL_S = 2.0
-"""Time between two updates of the metrics that no step updates, and between two files."""
+FILE_BYTES = 1 << 16
+"""Size of a file: more than 200 values."""
 
 _FEED_COUNTERS = {
     "tokens": "Tokens that other engines published.",
@@ -41,12 +39,29 @@ _FEED_GAUGES = {
     "publishers": "Publishers that are connected.",
     "age_seconds": "Age of the oldest text that waits for a step.",
 }
-# A metric can be registered only once per process, but a process may start several engines.
-_registered_metrics: dict[str, Any] = {}
-_registry: Any = None
-_registration_mutex = threading.Lock()
+_mutex = threading.Lock()
+"""Held while a value is created or changed."""
+_files: dict[str, Any] = {}
+_metrics: dict[tuple[Any, ...], Metric] = {}
+"""By process, folder, name and labels. A process may start several engines."""
 _serving_process = 0
-"""The process id of the API server, if the engines' processes are forked from it or in it."""
+"""The process whose registry reads the folder."""
+
+
+class Metric:
+    """A counter or a gauge; without a file, its methods do nothing."""
+
+    def __init__(self, file: Any = None, key: str = "", value: float = 0.0) -> None:
+        self._file, self._key, self._value = file, key, value
+
+    def inc(self, amount: float = 1) -> None:
+        self.set(self._value + amount)
+
+    def set(self, value: float) -> None:
+        self._value = value
+        if self._file is not None:
+            with _mutex:
+                self._file.write_value(self._key, value, time.time())
 
 
 def make_labels(vllm_config: Any) -> dict[str, str]:
@@ -56,97 +71,104 @@ def make_labels(vllm_config: Any) -> dict[str, str]:
     }
 
 
-def get_metric(kind: str, name: str, text: str, labels: dict[str, str]) -> Any:
-    """Returns a metric of this process's registry. Without prometheus_client, which vLLM requires,
-    the methods of the metric do nothing."""
-    global _registry
-    try:
-        import prometheus_client
-    except ImportError:
-        return SimpleNamespace(inc=lambda increment=1: None, set=lambda value: None)
-    name = f"ngram_npu_{name}"
-    with _registration_mutex:
-        if not _registered_metrics:
-            _registry = _choose_registry(prometheus_client)
-        if name not in _registered_metrics:
-            options = {"multiprocess_mode": "mostrecent"} if kind == "Gauge" else {}
-            metric_class = getattr(prometheus_client, kind)
-            metric = metric_class(name, text, tuple(labels), registry=_registry, **options)
-            _registered_metrics[name] = metric
-    return _registered_metrics[name].labels(**labels)
+def get_metric(kind: str, name: str, text: str, labels: dict[str, str]) -> Metric:
+    """Returns the metric of this process with these labels. Never raises: if it cannot be exported,
+    it logs why, and the metric does nothing.
+
+    Args:
+        kind: ``"counter"`` or ``"gauge"``. The name of a counter ends with ``_total``.
+    """
+    folder = _find_folder()
+    identity = os.getpid(), folder, name, *labels.values()
+    if identity not in _metrics:
+        try:
+            metric = _make_metric(folder, kind, f"ngram_npu_{name}", text, labels)
+        except ImportError:  # vLLM requires prometheus_client
+            metric = Metric()
+        except Exception as error:
+            logger.warning("ngram_npu: %s is not exported: %s", name, format_error(error))
+            metric = Metric()
+        _metrics[identity] = metric
+    return _metrics[identity]
+
+
+def _make_metric(folder: str, kind: str, name: str, text: str, labels: dict[str, str]) -> Metric:
+    from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+    # prometheus_client may have files of this process in the folder, so the name is another one.
+    mode = {"counter": "counter", "gauge": "gauge_mostrecent"}[kind]
+    path = os.path.join(folder, f"{mode}_ngramnpu{os.getpid()}.db")
+    key = mmap_key(name.removesuffix("_total"), name, [*labels], [*labels.values()], text)
+    with _mutex:
+        if path not in _files:
+            # A write to memory of a file for which the disk has no space would end the process.
+            with open(path, "ab") as file:
+                os.posix_fallocate(file.fileno(), 0, FILE_BYTES)
+            _files[path] = MmapedDict(path)
+        value, _ = _files[path].read_value(key)  # creates it with value 0
+    return Metric(_files[path], key, value)
+
+
+def _find_folder() -> str:
+    if folder := os.environ.get(MULTIPROCESS_VARIABLE):
+        return folder
+    # An engine on another machine has no such folder.
+    if not os.path.isdir(os.environ.get(FOLDER_VARIABLE, "")):
+        _serve_new_folder()
+    return os.environ[FOLDER_VARIABLE]
 
 
 def serve_engine_metrics() -> None:
     """Makes the registry of this process, the API server's, include the metrics of the engine
     processes that it starts. Only the first call has an effect."""
-    global _serving_process
     # A server may inherit the folder of the program that started it, which does not serve it.
     is_engine = FOLDER_VARIABLE in os.environ and multiprocessing.parent_process() is not None
-    if is_engine or MULTIPROCESS_VARIABLE in os.environ or _serving_process == os.getpid():
-        return
+    if not (is_engine or MULTIPROCESS_VARIABLE in os.environ or _serving_process == os.getpid()):
+        _serve_new_folder()
+
+
+def _serve_new_folder() -> None:
+    global _serving_process
+    _serving_process = os.getpid()
+    folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="ngram_npu_metrics_")
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)
     try:
         from prometheus_client import REGISTRY
     except ImportError:
         return
-    _serving_process = os.getpid()
-    folder = os.environ[FOLDER_VARIABLE] = tempfile.mkdtemp(prefix="ngram_npu_metrics_")
-    Finalize(None, shutil.rmtree, (folder, True), exitpriority=0)
-    REGISTRY.register(_FileCollector(Path(folder)))
+    REGISTRY.register(_FolderCollector(folder))
 
 
-class _FileCollector:
-    """Reads the metrics of all processes from their files. No two have a metric with the same
-    labels."""
+class _FolderCollector:
+    """Reads the metrics of all processes. Those of a file that cannot be read are missing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def describe(self) -> list[Any]:
         return []
 
-    def collect(self) -> list[Any]:
-        from prometheus_client.parser import text_string_to_metric_families
+    def collect(self) -> Any:
+        from prometheus_client.multiprocess import MultiProcessCollector
 
-        families: dict[str, Any] = {}
-        for file in self._folder.glob("*.prom"):
-            for family in text_string_to_metric_families(file.read_text()):
-                known = families.setdefault(family.name, family)
-                if known is not family:
-                    known.samples += family.samples
-        return list(families.values())
+        files = sorted(glob.glob(os.path.join(self._folder, "*.db")))
+        return MultiProcessCollector.merge([*filter(_is_readable, files)])
 
 
-def _choose_registry(prometheus_client: Any) -> Any:
-    """Returns a registry that is written to a file if the API server's process reads files, and
-    otherwise the default one."""
-    folder = os.environ.get(FOLDER_VARIABLE, "")
-    is_served_here = _serving_process == os.getpid()
-    # An engine on another machine has no such folder.
-    if MULTIPROCESS_VARIABLE in os.environ or is_served_here or not os.path.isdir(folder):
-        return prometheus_client.REGISTRY
-    registry, file = prometheus_client.CollectorRegistry(), f"{folder}/{os.getpid()}.prom"
-    call_repeatedly(lambda: prometheus_client.write_to_textfile(file, registry))
-    return registry
+def _is_readable(path: str) -> bool:
+    from prometheus_client.multiprocess import MultiProcessCollector
 
-
-def call_repeatedly(update: Callable[[], object], closed: threading.Event | None = None) -> None:
-    """Calls ``update`` in a thread every ``INTERVAL_S`` until ``closed`` is set, or an error."""
-    closed = closed or threading.Event()
-
-    def run() -> None:
-        while not closed.wait(INTERVAL_S):
-            try:
-                update()
-            except Exception as error:
-                logger.warning("ngram_npu: metrics are not updated: %s", format_error(error))
-                return
-
-    threading.Thread(target=run, name="ngram_npu metrics", daemon=True).start()
+    try:
+        MultiProcessCollector.merge([path])
+    except Exception as error:
+        logger.debug("ngram_npu: %s is not served: %s", path, format_error(error))
+        return False
+    return True
 
 
 def set_drafting_gauge(vllm_config: Any, enabled: bool) -> None:
     text = "Whether drafting is switched on."
-    get_metric("Gauge", "drafting", text, make_labels(vllm_config)).set(int(enabled))
+    get_metric("gauge", "drafting", text, make_labels(vllm_config)).set(int(enabled))
 
 
 class DraftLengthMetrics:
@@ -158,10 +180,11 @@ class DraftLengthMetrics:
     def observe_change(self, batches: str, length: int, goodput: float) -> None:
         """Sets the draft length of a range of batch sizes and its goodput, and counts a change."""
         labels = {**self._labels, "batch": batches}
-        get_metric("Gauge", "draft_length", "Chosen draft length.", labels).set(length)
+        get_metric("gauge", "draft_length", "Chosen draft length.", labels).set(length)
         text = "Tokens per second over those without drafts."
-        get_metric("Gauge", "goodput", text, labels).set(goodput)
-        get_metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
+        get_metric("gauge", "goodput", text, labels).set(goodput)
+        text = "Changes of the draft length."
+        get_metric("counter", "draft_length_changes_total", text, labels).inc()
 
 
 class FeedMetrics:
@@ -174,27 +197,25 @@ class FeedMetrics:
         """Sets the metrics to the values of a reader; a counter without a value is 0."""
         for name, text in _FEED_COUNTERS.items():
             total = values.get(name, 0.0)
-            counter = get_metric("Counter", f"feed_{name}", text, self._labels)
+            counter = get_metric("counter", f"feed_{name}_total", text, self._labels)
             counter.inc(total - self._totals[name])
             self._totals[name] = total
         for name, text in _FEED_GAUGES.items():
-            get_metric("Gauge", f"feed_{name}", text, self._labels).set(values[name])
+            get_metric("gauge", f"feed_{name}", text, self._labels).set(values[name])
 
 
 class StoreMetrics:
     """Metrics of an engine's store."""
 
-    def __init__(self, vllm_config: Any, store: SharedStore) -> None:
-        self._labels, self._store = make_labels(vllm_config), store
-
-    def update(self) -> None:
-        contents = self._store.contents
-        gauges: dict[str, tuple[str, float]] = {
-            "tokens_held": ("Tokens in the store.", contents.statistics.tokens_held),
-            "token_capacity": ("Capacity of the store in tokens.", contents.capacity),
-        }
-        if self._store.path:
-            text = "Time since the last save; 0 while the file has all of the store's text."
-            gauges["save_age_seconds"] = text, self._store.save_age_s
-        for name, (text, value) in gauges.items():
-            get_metric("Gauge", f"store_{name}", text, self._labels).set(value)
+    def __init__(self, vllm_config: Any, capacity: int, *, has_file: bool) -> None:
+        labels = make_labels(vllm_config)
+        text = "Capacity of the store in tokens."
+        get_metric("gauge", "store_token_capacity", text, labels).set(capacity)
+        text = "Tokens in the store, at the last copy."
+        self.tokens_held = get_metric("gauge", "store_tokens_held", text, labels)
+        self.unsaved_since = Metric()
+        if has_file:
+            text = "Time of the oldest text that is not in the file; 0: the file has all text."
+            name = "store_unsaved_since_timestamp_seconds"
+            self.unsaved_since = get_metric("gauge", name, text, labels)
+            self.unsaved_since.set(0)

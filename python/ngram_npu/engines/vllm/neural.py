@@ -1,10 +1,10 @@
 """n-gram drafts with a neural drafter of vLLM's V2 model runner.
 
-Each row of a step gets one of two drafts: the neural one, or the n-gram draft where more accepted
-tokens are expected of it. The choice depends on the request's text and on how many tokens of its
-drafts were accepted, never on a token that was sampled for a draft, so rejection sampling does not
-change the distribution of the text. All tensor-parallel ranks choose the same, because they get the
-same data.
+Any speculator is accepted whose ``propose`` and ``draft_logits`` have the expected form. Each row
+of a step gets one of two drafts: the neural one, or the n-gram draft where more accepted tokens are
+expected of it. The choice depends on the request's text and on how many tokens of its drafts were
+accepted, never on a token that was sampled for a draft, so rejection sampling does not change the
+distribution of the text. All tensor-parallel ranks choose the same, because they get the same data.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import class_mismatch, logger
 from ngram_npu.engines.vllm.ranks import exit_worker_on_error
-from ngram_npu.engines.vllm.v2 import RowDrafter, is_warm_up, unsupported_state_reason
+from ngram_npu.engines.vllm.v2 import RowDrafter, unsupported_state_reason
 from ngram_npu.ops import merge_drafts_
 
-NEURAL_SPECULATORS = {
-    "draft_model": "StandaloneARSpeculator",
-    "eagle": "EagleSpeculator",
-    "eagle3": "EagleSpeculator",
-    "mtp": "MTPSpeculator",
-}
-"""vLLM's class for each supported method."""
-
+OBSERVE = "observe_verification"
+"""The method by which vLLM passes the outcome of drafts to a speculator. Optional."""
 NGRAM = 2
 """The source of a row's draft, in ``merge_drafts_``, if it is an n-gram draft."""
 
@@ -51,22 +45,25 @@ class NeuralDrafterWrapper(RowDrafter):
         self._steps = torch.arange(self.k, device=device)
         self._logits: torch.Tensor | None = None
         """[rows + 1, k, V]: the speculator's logits, and a spare row that absorbs writes."""
+        self._one_hot: tuple[torch.Tensor, ...] | None = None
+        """Indices of the logits that the last step set to 0."""
         if (logits := neural.draft_logits) is not None:
             self._logits = logits.new_zeros(len(logits) + 1, *logits.shape[1:])
             self._logits[:-1] = logits
             neural.draft_logits = self._logits[:-1]
             self._zero = logits.new_zeros(())
+            self._minus_infinity = logits.new_full((), float("-inf"))
         self._adaptive = bool(getattr(neural, "enable_adaptive_verification", False))
-        if self._adaptive:
+        if hasattr(neural, OBSERVE):
             self._observe_verification = neural.observe_verification
             neural.observe_verification = self.observe_verification
         neural.propose = self.propose
         setattr(neural, ATTRIBUTE, self)
 
     @exit_worker_on_error
-    def begin(self, row: int, request_id: str) -> None:
+    def begin(self, row: int, request: Any) -> None:
         self.neural_acceptance[row].zero_()
-        super().begin(row, request_id)
+        super().begin(row, request)
 
     def propose(
         self,
@@ -85,11 +82,13 @@ class NeuralDrafterWrapper(RowDrafter):
         """Returns for each row the speculator's draft, or the n-gram draft if more accepted tokens
         are expected of it."""
         hidden = attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
+        if not dummy_run:
+            self._remove_one_hot()
         kwargs |= {"dummy_run": dummy_run, "num_speculative_tokens": num_speculative_tokens}
         neural: torch.Tensor = self._neural_propose(
             input_batch, *hidden, num_sampled, num_rejected, *args, **kwargs
         )
-        if dummy_run or is_warm_up(input_batch):
+        if dummy_run:
             return neural
         started = time.perf_counter()
         k = self.k if num_speculative_tokens is None else num_speculative_tokens
@@ -129,6 +128,9 @@ class NeuralDrafterWrapper(RowDrafter):
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
     ) -> None:
         """Passes the outcome of neural drafts to the speculator, not that of n-gram drafts."""
+        # vLLM's speculators have no estimator without adaptive verification.
+        if getattr(self._neural, "acceptance_estimator", self) is None:
+            return
         is_neural = self.neural_acceptance[idx_mapping, 1] > 1
         self._observe_verification(idx_mapping, num_sampled * is_neural, num_rejected * is_neural)
 
@@ -151,7 +153,16 @@ class NeuralDrafterWrapper(RowDrafter):
         written = torch.where(replaced, rows.long(), len(logits) - 1)
         logits.index_fill_(0, written, float("-inf"))
         tokens = drafts.clamp(0, logits.shape[2] - 1)
-        logits.index_put_((written[:, None], self._steps, tokens), self._zero)
+        self._one_hot = written[:, None], self._steps, tokens
+        logits.index_put_(self._one_hot, self._zero)
+
+    def _remove_one_hot(self) -> None:
+        """Removes the probabilities of the last step's n-gram drafts, which have been verified. A
+        speculator may write only some tokens' logits, and expects the others to be -inf."""
+        if self._one_hot is not None:
+            assert self._logits is not None
+            self._logits.index_put_(self._one_hot, self._minus_infinity)
+            self._one_hot = None
 
 
 def move_rows_to_device(req_states: Any, device: torch.device) -> None:
@@ -184,22 +195,23 @@ def unsupported_reason(
     vllm_config: Any, options: Options, device: torch.device, req_states: Any, neural: Any
 ) -> str:
     """Returns why n-gram drafts cannot be added to this speculator; empty if they can."""
-    method, name = vllm_config.speculative_config.method, type(neural).__name__
-    if method not in NEURAL_SPECULATORS:
-        return f"method is {method!r}, expected one of {', '.join(NEURAL_SPECULATORS)}"
-    if name != NEURAL_SPECULATORS[method]:
-        return f"{method!r} is served by {name}, expected {NEURAL_SPECULATORS[method]}"
-    methods = "propose", "observe_verification"
+    name = type(neural).__name__
+    methods = ["propose", *([OBSERVE] if hasattr(neural, OBSERVE) else [])]
     if mismatch := class_mismatch(name, type(neural), NeuralDrafterWrapper, *methods):
         return mismatch
+    if not RowDrafter.has_request_data:
+        return "this vLLM has another GPUModelRunner.add_requests"
     if getattr(neural, "draft_watermarker", None) is not None:
         return "drafts are watermarked, which n-gram drafts cannot be"
     if not hasattr(neural, "draft_logits"):
         return f"{name} has no draft_logits"
+    if reason := unsupported_state_reason(device, req_states, "merge_drafts_"):
+        return reason
     if neural.draft_logits is not None:
-        shape = tuple(neural.draft_logits.shape)
-        tokens = vllm_config.model_config.get_vocab_size()
-        if len(shape) != 3 or shape[1] != options.ngram.k or shape[2] < tokens:
-            expected = f"(rows, {options.ngram.k}, {tokens} or more)"
-            return f"draft_logits have shape {shape}, expected {expected}"
-    return unsupported_state_reason(device, req_states, "merge_drafts_")
+        actual = tuple(neural.draft_logits.shape)
+        rows, tokens = len(req_states.all_token_ids.gpu), vllm_config.model_config.get_vocab_size()
+        least = rows, options.ngram.k, tokens
+        fits = len(actual) == 3 and actual[1] == options.ngram.k
+        if not fits or actual[0] < rows or actual[2] < tokens:
+            return f"draft_logits have shape {actual}, expected {least}, or more rows or tokens"
+    return ""

@@ -119,17 +119,6 @@ class Options:
     k: str = ""
     """``"auto"``: the draft tokens per step depend on the load; empty: a constant number."""
 
-    def check_device(self, method: Method, device_type: str) -> None:
-        """Checks the options against the device on which ``method`` drafts.
-
-        Raises:
-            ValueError: The device has no store.
-        """
-        if self.store and method not in HOST_METHODS and device_type not in ("cpu", "cuda"):
-            raise ValueError(
-                f"ngram_npu: store: expected a CPU or a CUDA device, got {device_type}"
-            )
-
 
 def find_method(vllm_config: Any) -> Method | None:
     """Returns which of our drafters this configuration selects; None if it selects none."""

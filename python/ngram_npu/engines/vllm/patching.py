@@ -23,6 +23,34 @@ from typing import Any
 # A child of vLLM's logger, so that its format and level apply to our lines too.
 logger = logging.getLogger("vllm.ngram_npu")
 
+SYMBOLS = (
+    # In the API server's process.
+    *("VllmConfig.__post_init__", "InputProcessor.process_inputs", "AsyncLLM.generate"),
+    # In the engine core's process.
+    *("EngineCore.collective_rpc", "NewRequestData.from_request", "Scheduler.__init__"),
+    # In the workers of the V2 runner.
+    *("NgramGPUSpeculator", "init_speculator", "GPUModelRunner.add_requests"),
+    "CudaGraphManager._init_candidates",
+    # In the workers of the V1 runner.
+    *("NgramProposer", "NgramProposerGPU", "update_scheduler_for_invalid_drafts"),
+    *("GPUModelRunner._update_states", "GPUModelRunner.__init__"),
+    "update_num_computed_tokens_for_batch_change",
+)
+"""All classes and functions of vLLM that the plugin replaces or wraps."""
+INSTANCE_SYMBOLS = (
+    *("Scheduler.schedule", "Scheduler.shutdown"),
+    *("Scheduler.update_draft_token_ids", "Scheduler.update_from_output"),
+    "GPUModelRunner.execute_model",
+    *("DraftModelSpeculator.propose", "DraftModelSpeculator.observe_verification"),
+)
+"""All functions of vLLM that the plugin replaces in instances."""
+ASCEND_SYMBOLS = (
+    *("AscendNgramProposer", "AscendNgramProposerNPU", "triton_ngram_spec_decode"),
+    *("NPUModelRunner._update_states", "AscendNgramSpeculator"),
+    "update_num_computed_tokens_for_batch_change",
+)
+"""All classes and functions of vLLM-Ascend that the plugin replaces."""
+
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 SCHEDULER = "vllm.v1.core.sched.scheduler"

@@ -70,6 +70,7 @@ CONFIG = "vllm.config.vllm"
 V1_REFUSAL = " for method 'ngram_gpu' of the V1 runner, whose own class drafts"
 V2_REFUSAL = " for the V2 runner, whose own speculator drafts"
 
+ASCEND_RUNNER_CLASS = "NPUModelRunner"
 ASCEND_FACTORY = "vllm_ascend.spec_decode"
 ASCEND_HOST = "AscendNgramProposer"
 ASCEND_DEVICE = "AscendNgramProposerNPU"
@@ -127,7 +128,6 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
     serve_engine_metrics()
     device_type = importlib.import_module("vllm.platforms").current_platform.device_type
     options = read_options(vllm_config, method)
-    options.check_device(method, device_type)
     check_files(options)
     # The replacements of the V2 runner's and of vLLM-Ascend's classes log this themselves.
     is_v1 = method == "ngram_gpu" and device_type != "npu"
@@ -263,8 +263,7 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
 
     def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
         options = read_options(vllm_config, "beside")
-        if options.store:
-            install_request_data(sys.modules.get(V2_RUNNER))
+        install_request_data(sys.modules.get(V2_RUNNER))
         return neural.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
 
     reason = find_signature_mismatch(V2_FACTORY, stock, attach) or attach(
@@ -289,8 +288,10 @@ def install_ascend() -> None:
             replace = functools.partial(_replace_ascend, names=names)
             refused = f" for {label}, {version} is left as it is"
             replace_after_import(ASCEND_RUNNER, replace, f"{label} of vllm-ascend", refused)
+        request_scopes.install_v1(runner, ASCEND_RUNNER_CLASS)
         _install_correction(runner, lambda: "npu")
 
+    run_after_import(RUNNER, insertion.install_v1)  # whose constructor vLLM-Ascend's runner calls
     run_after_import(ASCEND_RUNNER, install_v1)
     install_v2(ASCEND_V2_MODULE, "AscendNgramSpeculator", "ascend_v2")
 

@@ -266,9 +266,10 @@ def require_request_checks() -> None:
         )
 
 
-def install_v1(module: Any) -> None:
-    """Makes the V1 runner in ``module`` keep the salts of its requests."""
-    runner = getattr(module, "GPUModelRunner", None)
+def install_v1(module: Any, class_name: str = "GPUModelRunner") -> None:
+    """Makes the V1 runner in ``module`` keep the salts of its requests, and tell its drafter when
+    no request runs."""
+    runner = getattr(module, class_name, None)
     stock = getattr(runner, "_update_states", None)
     if inspect.isfunction(stock) and parameter_names(stock) == ["self", "scheduler_output"]:
         wrap_function(runner, "_update_states", _update_states)
@@ -284,4 +285,7 @@ def _update_states(stock: Any, runner: Any, scheduler_output: Any) -> Any:
     for new_request in scheduler_output.scheduled_new_reqs:
         state = runner.requests[new_request.req_id]
         state.cache_salt = getattr(new_request, SALT, None)
+    drafter = getattr(getattr(runner, "drafter", None), "ngram_npu", None)
+    if drafter is not None:
+        drafter.end_requests(scheduler_output)
     return result

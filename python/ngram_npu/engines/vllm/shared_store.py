@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
-import time
-from multiprocessing.util import Finalize
 from typing import Any
 
+from ngram_npu.engines.vllm.metrics import StoreMetrics
 from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import format_error, logger
+from ngram_npu.engines.vllm.saving import BUSY_SAVE_S, StoreSaver
 from ngram_npu.store import SHARED_SCOPE, NgramStore, tokenizer_digest
 from ngram_npu.store import file as store_file
-
-IDLE_S = 1.0
-"""A store to which no text was added for this time is saved."""
-BUSY_SAVE_S = 60.0
-"""Longest time between two saves while text is added."""
-IDLE_SAVE_S = 10.0
-"""Minimum time between two saves of an idle store."""
-PAUSE_PER_SAVE = 20
-"""Minimum time between two saves, in durations of the last one: saves take at most 5 %."""
 
 
 def check_files(options: Options) -> None:
@@ -89,14 +79,10 @@ class SharedStore:
             "tokenizer": vocabulary,
         }
         self._tokens = options.store_tokens
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
         self.digest = ""
         """Of the contents that were loaded; empty: none."""
         self._loaded_files = ""
-        self._saved_revision: object = None
-        self._saved_at = 0.0
-        """When the last save began, of ``_saved_revision``."""
+        self._saver: StoreSaver | None = None
         self.contents = self._load_files(options.store_seed)
 
     def _load_files(self, seed: str) -> NgramStore:
@@ -144,24 +130,22 @@ class SharedStore:
             logger.info(text, format_error(error))
             return ""
 
-    def start_saving(self, owner: object) -> None:
-        """Saves the file while the engine runs, without stopping steps, and when ``owner`` ends.
-        Called on one rank."""
-        self._saved_revision, self._saved_at = self.contents.revision, time.monotonic()
-        if self.path:
-            self._thread = threading.Thread(
-                target=self._save_when_due, name="ngram_npu store", daemon=True
-            )
-            self._thread.start()
-            Finalize(owner, self._end, exitpriority=0)
+    def start_saving(self, owner: object, vllm_config: Any) -> None:
+        """Saves the file while the engine runs, and when ``owner`` ends. Called on one rank."""
+        metrics = StoreMetrics(vllm_config, self.contents.capacity, has_file=bool(self.path))
+        self._saver = StoreSaver(owner, self.contents, self.path, metrics)
+
+    def copy_if_due(self, *, is_idle: bool = False) -> None:
+        """Launches a copy of the contents for the file, as :meth:`StoreSaver.copy_if_due`."""
+        if self._saver is not None:
+            self._saver.copy_if_due(is_idle=is_idle)
 
     def log_settings(self) -> None:
         """Logs a line about the store, and one about its file."""
         if self.path:
             logger.info(
-                f"ngram_npu: store_file={self.path} is written {IDLE_S:g} s after text stops "
-                f"coming in, at least every {BUSY_SAVE_S:g} s while it comes in, and when the "
-                "engine ends"
+                f"ngram_npu: store_file={self.path} is written when no request runs, every "
+                f"{BUSY_SAVE_S:g} s while requests run, and when the engine ends"
             )
             if self._is_killed:
                 logger.warning(
@@ -200,44 +184,3 @@ class SharedStore:
                 f"ngram_npu: no request can draft {unusable} of {sum(scopes.values())} tokens from "
                 f"{self._loaded_files}: their text {reason}"
             )
-
-    def _save_when_due(self) -> None:
-        """Saves soon after requests end, since vLLM may kill a worker at any time: when text stops
-        coming in, or at an interval."""
-        previous = self.contents.revision
-        last, busy_s, idle_s = time.monotonic(), BUSY_SAVE_S, 0.0
-        while not self._ended.wait(min(IDLE_S, BUSY_SAVE_S)):
-            state = self.contents.revision
-            is_idle, previous = state == previous, state
-            started = time.monotonic()
-            if state == self._saved_revision or started - last < (idle_s if is_idle else busy_s):
-                continue
-            is_saved = self._save()
-            last = time.monotonic()
-            pause_s = PAUSE_PER_SAVE * (last - started)
-            busy_s = max(BUSY_SAVE_S, pause_s)
-            idle_s = max(IDLE_SAVE_S, pause_s) if is_saved else busy_s
-
-    def _end(self) -> None:
-        self._ended.set()
-        if self._thread not in (None, threading.current_thread()):
-            self._thread.join()
-        self._save()
-
-    @property
-    def save_age_s(self) -> float:
-        """Time since the last save began, or the engine started; 0 if nothing has changed since."""
-        is_saved = self.contents.revision == self._saved_revision
-        return 0.0 if is_saved else time.monotonic() - self._saved_at
-
-    def _save(self) -> bool:
-        revision, started = self.contents.revision, time.monotonic()
-        try:
-            # The first steps hold back their text, so there is nothing to write yet.
-            if os.path.exists(self.path) or self.contents.statistics.tokens_held:
-                self.contents.save(self.path)
-        except Exception as error:
-            logger.warning("ngram_npu: the store is not saved: %s", format_error(error))
-            return False
-        self._saved_revision, self._saved_at = revision, started
-        return True

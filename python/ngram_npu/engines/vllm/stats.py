@@ -7,7 +7,6 @@ vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metri
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from multiprocessing.util import Finalize
@@ -21,30 +20,27 @@ from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.tensors import Int32Array
 
 _COUNTERS = {
-    "proposals": ("proposals", "Steps with a lookup."),
-    "rows": ("rows", "Requests looked up, summed over steps."),
-    "drafts": ("drafts", "Requests with an n-gram draft, summed over steps."),
-    "tokens": ("draft_tokens", "Tokens of n-gram drafts."),
-    "seconds": ("propose_seconds", "Time spent in propose()."),
+    "proposals": ("proposals_total", "Steps with a lookup."),
+    "rows": ("rows_total", "Requests looked up, summed over steps."),
+    "drafts": ("drafts_total", "Requests with an n-gram draft, summed over steps."),
+    "tokens": ("draft_tokens_total", "Tokens of n-gram drafts."),
+    "seconds": ("propose_seconds_total", "Time spent in propose()."),
 }
 
 
 class Stats:
-    """Counts the calls of one engine. Logs one line per log interval of vLLM in which the engine
-    drafted, and the last line when the process or ``owner``, the engine's drafter, ends."""
+    """Counts the calls of one engine. Logs a line with the counts of an interval at the first call
+    after it, and the last line when the process or ``owner``, the engine's drafter, ends."""
 
     def __init__(self, owner: object, vllm_config: Any) -> None:
         interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
         self._interval = interval if interval > 0 else 10.0  # as in vLLM
         labels = make_labels(vllm_config)
-        self._counters = {
-            key: get_metric("Counter", name, text, labels)
-            for key, (name, text) in _COUNTERS.items()
-        }
+        self._counters = [
+            get_metric("counter", name, text, labels) for name, text in _COUNTERS.values()
+        ]
         self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
-        self._interval_start = 0.0
-        self._timer: threading.Timer | None = None
-        self._lock = threading.Lock()
+        self._begin = self._end = 0.0
         Finalize(owner, self.end_interval, exitpriority=0)
 
     def observe(self, started: float, num_sampled: Any, num_draft_tokens: Any) -> None:
@@ -58,30 +54,28 @@ class Stats:
         self._count(time.perf_counter() - started, num_sampled, num_draft_tokens)
 
     def _count(self, seconds: float, num_sampled: Int32Array, num_draft_tokens: Int32Array) -> None:
+        now = time.perf_counter()
+        if self._sums["proposals"] and now - self._begin > self._interval:
+            self.end_interval()
+        if not self._sums["proposals"]:
+            self._begin = now - seconds
+        self._end = now
         tokens = int(np.add.reduce(num_draft_tokens))  # takes half the time of sum()
         num_rows, num_drafts = np.count_nonzero(num_sampled), np.count_nonzero(num_draft_tokens)
         increments = 1, int(num_rows), int(num_drafts), tokens, seconds
-        with self._lock:
-            for name, increment in zip(_COUNTERS, increments, strict=True):
-                self._sums[name] += increment
-                self._counters[name].inc(increment)
-            if self._timer is None:
-                self._interval_start = time.perf_counter() - seconds
-                self._timer = threading.Timer(self._interval, self.end_interval)
-                self._timer.daemon = True
-                self._timer.start()
+        for name, counter, increment in zip(_COUNTERS, self._counters, increments, strict=True):
+            self._sums[name] += increment
+            counter.inc(increment)
 
     def end_interval(self) -> None:
-        with self._lock:
-            if self._timer is None:
-                return
-            self._timer.cancel()
-            self._timer = None
-            sums, self._sums = self._sums, dict.fromkeys(_COUNTERS, 0)
-            elapsed = time.perf_counter() - self._interval_start
+        """Logs and resets the counts, if there are any."""
+        sums, self._sums = self._sums, dict.fromkeys(_COUNTERS, 0)
+        if not sums["proposals"]:
+            return
         rows, drafts = int(sums["rows"]), int(sums["drafts"])
+        seconds = self._end - self._begin
         logger.info(
-            f"ngram_npu metrics: last {elapsed:.1f} s: {sums['proposals']} proposals, "
+            f"ngram_npu metrics: last {seconds:.1f} s: {sums['proposals']} proposals, "
             f"{1e3 * sums['seconds'] / sums['proposals']:.3f} ms each, {drafts} of {rows} rows "
             f"drafted ({100 * drafts / max(rows, 1):.1f}%), "
             f"{sums['tokens'] / max(drafts, 1):.2f} tokens per draft"

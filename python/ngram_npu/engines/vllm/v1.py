@@ -17,7 +17,7 @@ import torch
 import ngram_npu._C as _C
 from ngram_npu.engines.vllm.drafter import Drafter
 from ngram_npu.engines.vllm.feed.insertion import require_wrapped_runner
-from ngram_npu.engines.vllm.options import Method, read_options
+from ngram_npu.engines.vllm.options import Method, Options, read_options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER, keeps_cache_salts
 from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
@@ -134,15 +134,10 @@ class AsyncNgramProposer:
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
+        check_runner(options, runner)
         self.k, self._runner = options.ngram.k, runner
-        # The plugin must have wrapped _update_states, which then keeps the requests' salts.
-        if options.store and not keeps_cache_salts(runner):
-            raise ValueError(UNKNOWN_RUNNER.format("_update_states"))
-        if options.store_feed:
-            require_wrapped_runner()
         self.ngram_npu = Drafter(vllm_config, options, device, "ngram_gpu", pads=True)
-        self._last_requests: Sequence[str] = ()
-        self._last_scopes: torch.Tensor | None = None
+        self._scopes = BatchScopes(self.ngram_npu, runner)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """Called before the first step; loads no model. Removes the runner's event for the numbers
@@ -192,7 +187,7 @@ class AsyncNgramProposer:
         started = time.perf_counter()
         k = min(num_speculative_tokens, self.k)
         sampled = to_matrix(valid_sampled_token_ids_gpu, token_ids_gpu.device)[: len(token_ids_gpu)]
-        scopes = self._find_scopes(len(num_tokens_no_spec))
+        scopes = self._scopes.find(len(num_tokens_no_spec))
         step = self.ngram_npu.step_sampled(
             token_ids_gpu, num_tokens_no_spec, sampled, k=k, scopes=scopes
         )
@@ -200,23 +195,43 @@ class AsyncNgramProposer:
             self.ngram_npu.stats.observe(started, step.num_sampled, step.drafts.num_draft_tokens)
         return step.drafts.draft_token_ids, None
 
-    def _find_scopes(self, batch: int) -> torch.Tensor | None:
+
+class BatchScopes:
+    """The scopes of the requests in the batch of the asynchronous runner, which it passes to no
+    drafter. A request may be in another row in each step."""
+
+    def __init__(self, drafter: Drafter, runner: Any) -> None:
+        self._drafter, self._runner = drafter, runner
+        self._last_requests: Sequence[str] = ()
+        self._last_scopes: torch.Tensor | None = None
+
+    def find(self, batch: int) -> torch.Tensor | None:
         """Returns the scopes [B] int64 of a step's requests; None without a store."""
-        if self.ngram_npu.shared_store is None:
+        if self._drafter.shared_store is None:
             return None
         requests = self._runner.input_batch.req_ids[:batch]
         if requests != self._last_requests:
             fields = "lora_request", "sampling_params", "cache_salt"
             scopes = [
-                self.ngram_npu.find_scope(*(getattr(request, field, None) for field in fields))
+                self._drafter.find_scope(*(getattr(request, field, None) for field in fields))
                 for request in (self._runner.requests[request_id] for request_id in requests)
             ]
-            device = self.ngram_npu.device
+            device = self._drafter.device
             tensor = torch.tensor(scopes, dtype=torch.int64, device="cpu")
             if device is not None and device.type != "cpu":
                 tensor = tensor.pin_memory().to(device, non_blocking=True)
             self._last_requests, self._last_scopes = list(requests), tensor
         return self._last_scopes
+
+
+def check_runner(options: Options, runner: Any) -> None:
+    """Raises ValueError if the plugin has not wrapped the functions of the asynchronous runner that
+    a store needs."""
+    # The wrapped _update_states keeps the requests' salts.
+    if options.store and not keeps_cache_salts(runner):
+        raise ValueError(UNKNOWN_RUNNER.format("_update_states"))
+    if options.store_feed:
+        require_wrapped_runner()
 
 
 def to_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:

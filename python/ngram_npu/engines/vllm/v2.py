@@ -7,8 +7,6 @@ store. The row of a request is its slot in the store.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,18 +17,16 @@ from ngram_npu import _library
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
 from ngram_npu.engines.vllm.feed.insertion import insert_texts
 from ngram_npu.engines.vllm.options import Method, Options, read_options
-from ngram_npu.engines.vllm.patching import parameter_names
 from ngram_npu.engines.vllm.ranks import exit_worker_on_error
 from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER
 from ngram_npu.proposer import Drafts
-from ngram_npu.store import PRIVATE_SCOPE
 
 
 class RowDrafter(Drafter):
     """Drafts for the rows of the V2 runner, which verifies all tokens of a draft."""
 
     has_request_data = False
-    """Whether the runner passes on the scheduler's data of new requests, which has their scopes."""
+    """Whether the runner passes on the scheduler's data of new requests, and their rows."""
 
     def __init__(
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, label: str
@@ -44,13 +40,10 @@ class RowDrafter(Drafter):
                 f"ngram_npu: store: expected at most {options.max_num_seqs} rows, max_num_seqs, "
                 f"got {len(self._rows[0])}"
             )
-        self.announced: dict[str, Any] = {}
-        """Data of requests that will be added next."""
         self._scopes = torch.zeros(len(self._rows[0]), dtype=torch.int64, device=device)
         shape = options.max_num_seqs, self.k
         self._no_drafts = torch.zeros(shape, dtype=torch.int64, device=device)
         self._no_counts = torch.zeros(options.max_num_seqs, dtype=torch.int32, device=device)
-        self._watch_rows(req_states)
 
     def draft(
         self, rows: torch.Tensor, num_sampled: torch.Tensor, k: int | None, *, int64: bool = False
@@ -71,28 +64,11 @@ class RowDrafter(Drafter):
         drafts, counts = self._no_drafts[: len(rows)], self._no_counts[: len(rows)]
         return Drafts(drafts if int64 else drafts.to(torch.int32), counts, counts)
 
-    def _watch_rows(self, req_states: Any) -> None:
-        """Observes which rows the runner assigns to requests. A preempted request begins again."""
-        add_request = req_states.add_request
-        signature = inspect.signature(add_request)
-
-        @functools.wraps(add_request)  # another speculator may read its signature
-        def add(*args: Any, **kwargs: Any) -> None:
-            add_request(*args, **kwargs)
-            request_id = signature.bind(*args, **kwargs).arguments["req_id"]
-            self.begin(req_states.req_id_to_index[request_id], request_id)
-
-        req_states.add_request = add
-
     @exit_worker_on_error
-    def begin(self, row: int, request_id: str) -> None:
-        """A request begins in ``row``."""
-        request = self.announced.pop(request_id, None)
-        if self._store is None:
-            return
-        self._store.begin_request(row)
-        self._scopes[row] = PRIVATE_SCOPE  # of a request whose owner is unknown
-        if request is not None:
+    def begin(self, row: int, request: Any) -> None:
+        """A request, also one that was preempted, begins in ``row``."""
+        if self._store is not None:
+            self._store.begin_request(row)
             self._scopes[row] = self.find_scope(
                 request.lora_request,
                 request.sampling_params,
@@ -100,21 +76,16 @@ class RowDrafter(Drafter):
             )
 
 
-def is_warm_up(input_batch: Any) -> bool:
-    """Returns whether vLLM's worker made up this step's requests to warm its kernels. It names them
-    like ``_warmup_0_``; to the ids of others it appends random digits."""
-    first = input_batch.req_ids[:1]
-    return any(n.startswith("_") and "warmup_" in n and n.endswith("_") for n in first)
-
-
 def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any) -> None:
-    """Wraps ``GPUModelRunner.add_requests``: passes the data of new requests, and fed texts, to
-    the speculator. The runner calls the function in every step, also without requests."""
+    """Wraps ``GPUModelRunner.add_requests``: passes new requests, their rows, and fed texts to the
+    speculator. The runner calls the function in every step, also without requests."""
+    stock(runner, scheduler_output)
     drafter = getattr(runner.speculator, ATTRIBUTE, None)
     if isinstance(drafter, RowDrafter):
-        drafter.announced |= {new.req_id: new for new in scheduler_output.scheduled_new_reqs}
+        for request in scheduler_output.scheduled_new_reqs:
+            drafter.begin(runner.req_states.req_id_to_index[request.req_id], request)
         insert_texts(drafter, scheduler_output)
-    stock(runner, scheduler_output)
+        drafter.end_requests(scheduler_output)
 
 
 def unsupported_state_reason(device: torch.device, req_states: Any, kernel: str) -> str:
@@ -135,11 +106,9 @@ def unsupported_state_reason(device: torch.device, req_states: Any, kernel: str)
         expected = rank, torch.int32, device.type, 1
         if actual != expected:
             return f"{name}.gpu (rank, dtype, device, stride) is {actual}, expected {expected}"
-    for name in ("add_request", "req_id_to_index"):
-        if not hasattr(req_states, name):
-            return f"the runner's state has no {name}"
-    has_id = "req_id" in parameter_names(req_states.add_request)
-    return "" if has_id else "add_request takes no req_id"
+    if not hasattr(req_states, "req_id_to_index"):
+        return "the runner's state has no req_id_to_index"
+    return ""
 
 
 class NgramSpeculator:
@@ -209,7 +178,7 @@ class NgramSpeculator:
                 (default: k); none with ``skip_drafts``, which only newer versions pass.
         """
         drafter = self.ngram_npu
-        if dummy_run or is_warm_up(input_batch):
+        if dummy_run:
             shape = input_batch.num_reqs, drafter.k
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         started = time.perf_counter()

@@ -82,6 +82,8 @@ class Method:
     asynchronous: bool = False
     speculative: dict[str, Any] = field(default_factory=dict)
     """Further entries of `speculative_config`."""
+    speculator: Any = None
+    """Class that takes the place of vLLM's neural drafter; None: vLLM's."""
 
     @property
     def is_adaptive(self) -> bool:
@@ -211,6 +213,12 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             patches.setattr(module, name, getattr(module, name))  # restored at the end
         if RUNNER == "v2":
             patches.setattr(torch.cuda, "Event", CountingEvent)
+        if method.speculator is not None:
+
+            def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+                return method.speculator(vllm_config, device)
+
+            patches.setattr(model_runner, "init_speculator", init_speculator)
         if method.options is not None and RUNNER == "v1":
             plugin.install()
         elif method.options is not None:

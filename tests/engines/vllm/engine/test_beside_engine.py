@@ -3,18 +3,19 @@ speculation, and each row's draft is the one that the reference chooses."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 import toy_drafters
 import v2_runs
 from engines import Method, start_engine
-from ngram_npu.engines.vllm.neural import unsupported_reason
-from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
-from vllm.v1.worker.gpu.states import RequestState
+from ngram_npu.engines.vllm.neural import NeuralDrafterWrapper
+from ngram_npu.engines.vllm.patching import class_mismatch
+from vllm.v1.worker.gpu import spec_decode
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -25,11 +26,11 @@ DRAFT_SYNC, EAGLE_ASYNC, EAGLE_STORE = (
     pytest.param(method, marks=pytest.mark.prove)
     for method in ("draft-sync", "eagle-async", "eagle-store")
 )
-COMPARED_METHODS = ["draft-async", DRAFT_SYNC, EAGLE_ASYNC, "eagle-sync"]
+COMPARED_METHODS = ["draft-async", DRAFT_SYNC, EAGLE_ASYNC, "eagle-sync", "successors"]
 STORE_METHODS = ["draft-store", EAGLE_STORE]
 
 
-@pytest.mark.parametrize("method", [*COMPARED_METHODS, *STORE_METHODS, "adaptive"])
+@pytest.mark.parametrize("method", [*COMPARED_METHODS, *STORE_METHODS, "adaptive", "candidates"])
 def test_text_with_drafts_equals_text_without_speculation(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.find_different(runs("none")) == []
@@ -87,10 +88,15 @@ def test_text_with_mtp_drafter_equals_text_without_speculation(model: Path, tmp_
     assert run.num_accepted >= 50
 
 
-def test_eagle3_is_supported() -> None:
-    """No toy drafter uses EAGLE-3, so this tests only the attributes that the check reads."""
-    speculator = EagleSpeculator.__new__(EagleSpeculator)
-    speculator.draft_logits = None
-    config = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle3"))
-    state = RequestState(2, 64, 64, 4, 1000, torch.device("cpu"))
-    assert unsupported_reason(config, None, torch.device("cpu"), state, speculator) == ""
+def test_every_neural_speculator_of_vllm_has_the_expected_methods() -> None:
+    """No toy drafter uses most of them, so this tests only their signatures."""
+    pending, names = [DraftModelSpeculator], []
+    for module in pkgutil.walk_packages(spec_decode.__path__, f"{spec_decode.__name__}."):
+        importlib.import_module(module.name)
+    while pending:
+        speculator = pending.pop()
+        pending += speculator.__subclasses__()
+        names.append(speculator.__name__)
+        methods = "propose", "observe_verification"
+        assert class_mismatch(names[-1], speculator, NeuralDrafterWrapper, *methods) == ""
+    assert {"EagleSpeculator", "DFlashSpeculator", "MultiModuleMTPSpeculator"} <= {*names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ngram_npu import NgramConfig, StoreStatistics
 from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ops.reference import merge_drafts_, ngram_propose
+from toy_speculators import CandidateSpeculator, SuccessorSpeculator
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
@@ -78,6 +79,10 @@ METHODS = {
     "adaptive": make_beside_method("draft_model", **ADAPTIVE),
     "draft-store": make_beside_method("draft_model", STORE),
     "eagle-store": make_beside_method("eagle", STORE),
+    "successors": replace(
+        make_beside_method("draft_model", METRICS), speculator=SuccessorSpeculator
+    ),
+    "candidates": replace(make_beside_method("draft_model"), speculator=CandidateSpeculator),
 }
 
 REQUEST_COUNTS = {"eagle-small-batches": 8, "mtp": 8}
@@ -164,7 +169,7 @@ def run_method(model: Path, name: str, count: int = 20) -> Run:
         if (method.options or {}).get("beside"):
             _BesideRecorder(engine, method, result)
         elif method.name:
-            _record_drafts(engine, result)
+            record_drafts(engine, result)
         has_store = "store" in (method.options or {})
         counter = StoreDraftCounter(engine) if has_store else None
         serve_requests(engine, make_requests(model)[:count], result)
@@ -210,7 +215,7 @@ def _observe_propose(state: Any, num_sampled: torch.Tensor, result: Run) -> Iter
     result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
 
 
-def _record_drafts(engine: Engine, result: Run) -> None:
+def record_drafts(engine: Engine, result: Run) -> None:
     """Compares the drafts in every step with those of the stock speculator for the same state."""
     speculator, state = engine.drafter, engine.runner.req_states
     stock = NgramGPUSpeculator(engine.llm.llm_engine.vllm_config, engine.runner.device, state)

@@ -46,7 +46,7 @@ def plugin_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     sys.meta_path[:] = finders
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _wrap_add_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Installs the plugin's wrapper of ``add_requests`` in the V2 runner."""
     module: Any = ModuleType(plugin.V2_RUNNER)

@@ -171,7 +171,16 @@ class GPUModelRunner:
             )
 
 
-request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
+class NPUModelRunner(GPUModelRunner):
+    """vLLM-Ascend's V1 runner."""
+
+    def _update_states(self, scheduler_output: Any) -> None:
+        super()._update_states(scheduler_output)
+
+
+_RUNNERS = SimpleNamespace(GPUModelRunner=GPUModelRunner, NPUModelRunner=NPUModelRunner)
+request_scopes.install_v1(_RUNNERS, "NPUModelRunner")
+request_scopes.install_v1(_RUNNERS)
 
 
 class V1Async(Engine):
@@ -181,7 +190,7 @@ class V1Async(Engine):
 
     def __init__(self, *, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
-        self.runner = GPUModelRunner()
+        self.runner = self.runner_class()
         self.tokens = torch.full((ROWS, length), 7, dtype=torch.int32)
         vllm_config = make_config(length=length, **options)
         self.adapter = self.adapter_class(vllm_config, CPU, self.runner)
@@ -189,10 +198,11 @@ class V1Async(Engine):
         assert self.runner._num_valid_draft_tokens_event == (None if self.pads else "event")
 
     adapter_class: Any = v1.AsyncNgramProposer
+    runner_class: Any = GPUModelRunner
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
-        self.runner._update_states(SimpleNamespace(scheduled_new_reqs=requests))
+        self.runner._update_states(make_scheduler_output(*requests))
 
     def end(self, name: str) -> None:
         super().end(name)
@@ -246,6 +256,7 @@ class Ascend(V1Async):
 
     pads = False
     adapter_class = ascend.AscendNgramProposerNPU
+    runner_class = NPUModelRunner
 
     def call_drafter(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
         batch = self.runner.input_batch.num_reqs
@@ -303,6 +314,14 @@ def make_input_batch(rows: list[int], names: list[str] | None = None) -> Any:
     )
 
 
+def make_scheduler_output(*new_requests: Request) -> Any:
+    """Returns the part of a ``SchedulerOutput`` that the adapter reads. Without requests, it is the
+    one after the last request has ended."""
+    return SimpleNamespace(
+        scheduled_new_reqs=new_requests, total_num_scheduled_tokens=len(new_requests)
+    )
+
+
 class V2(Engine):
     """The V2 runner, in which a request stays in its row. The plugin wraps ``add_requests`` of the
     real class ``GPUModelRunner``."""
@@ -333,7 +352,7 @@ class V2(Engine):
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
-        self.add_requests(SimpleNamespace(scheduled_new_reqs=requests))
+        self.add_requests(make_scheduler_output(*requests))
 
     def end(self, name: str) -> None:
         super().end(name)
@@ -352,7 +371,7 @@ class V2(Engine):
         """Runs a step that verified `num_verified` drafts of each request."""
         for name in samples:
             if name not in self.req_states.req_id_to_index:  # The request was preempted.
-                self.add_requests(SimpleNamespace(scheduled_new_reqs=[self.alive[name]]))
+                self.add_requests(make_scheduler_output(self.alive[name]))
         for name, tokens in samples.items():
             self.alive[name].tokens += tokens
             if tokens:
@@ -406,11 +425,44 @@ class StandaloneARSpeculator:
         self.observed_counts.append((num_sampled.tolist(), num_rejected.tolist()))
 
 
+class CandidateSpeculator:
+    """A neural speculator that writes the logits of two candidates per position, as vLLM's
+    DFlash2: before it writes new ones, it removes only its own. It has no method for outcomes."""
+
+    def __init__(self, vocabulary: int = VOCABULARY) -> None:
+        self.drafts = torch.arange(ROWS * K).reshape(ROWS, K) + 1
+        self.draft_logits = torch.full((ROWS, K, vocabulary), float("-inf"))
+        self._candidates = torch.zeros(ROWS, K, 2, dtype=torch.int64)
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Any,
+        num_rejected: Any,
+        last_sampled: Any,
+        next_prefill_tokens: Any,
+        temperature: Any,
+        seeds: Any,
+        skip_drafts: bool = False,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        rows, drafts = input_batch.idx_mapping, self.drafts[: input_batch.num_reqs]
+        logits = self.draft_logits[rows].scatter_(2, self._candidates[rows], float("-inf"))
+        self._candidates[rows] = torch.stack((drafts, drafts + 30), 2)
+        self.draft_logits[rows] = logits.scatter_(2, self._candidates[rows], 0.5)
+        return drafts
+
+
 class V2Neural(V2):
     """The V2 runner with a neural drafter and n-gram drafts."""
 
-    def __init__(self, *, probabilistic: bool = False, **options: Any) -> None:
-        self._neural: Any = StandaloneARSpeculator(probabilistic, 64)
+    def __init__(self, *, probabilistic: bool = False, neural: Any = None, **options: Any) -> None:
+        self._neural: Any = neural or StandaloneARSpeculator(probabilistic, 64)
         super().__init__(**{"method": "draft_model", "beside": True, "vocabulary": 64, **options})
 
     def make_speculator(self, vllm_config: Any) -> Any:

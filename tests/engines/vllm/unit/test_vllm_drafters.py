@@ -35,7 +35,7 @@ from fake_engine import (
 )
 from ngram_npu import _C, NgramConfig
 from ngram_npu import NgramProposer as CoreProposer
-from ngram_npu.engines.vllm import NgramProposer, drafter, plugin, v1
+from ngram_npu.engines.vllm import NgramProposer, ascend, drafter, plugin, v1
 from ngram_npu.engines.vllm.v2 import RowDrafter
 from ngram_npu.ops import workspace_size
 from ngram_npu.store import PRIVATE_SCOPE, SHARED_SCOPE, scope_of_request
@@ -60,8 +60,6 @@ DRAFTERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """By name: the fake engine, its options, and the arguments of the reference's lookup."""
-
-pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
 
 
 class Model:
@@ -156,8 +154,6 @@ def begin_requests_in_three_scopes(engine: Engine) -> None:
 def test_drafts_equal_the_reference(name: str, has_store: bool, seed: int) -> None:
     """Rows begin, end, are swapped, condensed and reused."""
     engine_class, options, arguments = DRAFTERS[name]
-    if has_store and engine_class is Ascend:
-        pytest.skip("vLLM-Ascend's V1 runner has no store on the device")
     engine = engine_class(**options, **(STORE if has_store else {}))
     begin_requests_in_three_scopes(engine)
     model, num_drafts, num_from_store = Model(engine, arguments), 0, 0
@@ -174,7 +170,7 @@ def test_drafts_equal_the_reference(name: str, has_store: bool, seed: int) -> No
     assert num_drafts > 60
     if has_store:
         # A row that moves loses the text that is held back.
-        assert num_from_store > (1 if engine_class is V1Async else 10)
+        assert num_from_store > (1 if issubclass(engine_class, V1Async) else 10)
         assert engine.store.scopes.keys() <= {SHARED_SCOPE, scope_of_request("tenant")}
         for array_name, array in model.store.items():
             assert np.array_equal(getattr(engine.store, array_name), array)
@@ -218,7 +214,7 @@ def get_first_tokens(drafts: dict[str, list[int]]) -> list[Any]:
     return [None if draft in ([], [newest] * K) else draft[0] for draft in drafts.values()]
 
 
-@pytest.mark.parametrize("engine_class", [V1Async, V2, V2Neural])
+@pytest.mark.parametrize("engine_class", [V1Async, Ascend, V2, V2Neural])
 def test_requests_with_the_same_salt_and_adapter_draft_from_each_other(engine_class: Any) -> None:
     """An adapter's number differs between engines."""
     engine, adapter = engine_class(**STORE), make_adapter(1, "x")
@@ -239,7 +235,7 @@ def test_requests_with_the_same_salt_and_adapter_draft_from_each_other(engine_cl
     engine.store.check_integrity()
 
 
-@pytest.mark.parametrize("engine_class", [V1Async, V2, V2Neural])
+@pytest.mark.parametrize("engine_class", [V1Async, Ascend, V2, V2Neural])
 @pytest.mark.parametrize(
     ("scope", "request_options", "is_shared"),
     [
@@ -265,7 +261,7 @@ def test_option_scope_decides_whether_text_without_keys_is_stored(
     assert bool(engine.store.statistics.tokens_held) == is_shared
 
 
-@pytest.mark.parametrize("engine_class", [V1, V1Async])
+@pytest.mark.parametrize("engine_class", [V1, V1Async, Ascend])
 def test_row_that_moves_and_returns_is_not_stored_twice(engine_class: Any) -> None:
     engine = engine_class(**STORE)
     engine.begin(Request("a", [1]), Request("b", [2]))
@@ -275,12 +271,12 @@ def test_row_that_moves_and_returns_is_not_stored_twice(engine_class: Any) -> No
     stored = [token for _, text in engine.store.texts() for token in text.tolist()]
     assert len(stored) == len(set(stored))
     # A row that moves loses the text that is held back, and here rows move in each step.
-    assert len(stored) >= (1 if engine_class is V1Async else 12)
+    assert len(stored) >= (12 if engine_class is V1 else 1)
     engine.store.check_integrity()
 
 
 @pytest.mark.parametrize("k", [0, 1])
-@pytest.mark.parametrize("engine_class", [V1Async, V2])
+@pytest.mark.parametrize("engine_class", [V1Async, Ascend, V2])
 def test_step_with_fewer_drafts_still_stores_its_text(engine_class: Any, k: int) -> None:
     engine = engine_class(**STORE)
     engine.begin(Request("a", [1]), Request("b", [2]))
@@ -302,18 +298,6 @@ def test_neural_draft_is_replaced_by_text_of_the_store() -> None:
     assert drafts["b"] == WORDS[20 : 20 + K]
 
 
-def test_v2_requests_without_request_data_share_with_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The plugin did not wrap this runner's ``add_requests``, so the owners are unknown."""
-    engine = V2(**STORE)
-    monkeypatch.setattr(engine, "add_requests", V2.add_requests.__wrapped__.__get__(engine))  # type: ignore[attr-defined]
-    engine.begin(Request("one", [1, 2, 3]), Request("other", [1, 2, 3]))
-    for _ in range(3):
-        engine.step({"one": [7, 8], "other": [7, 8]})
-    assert engine.store.statistics.tokens_held == 0
-
-
 def test_store_in_unknown_runner_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     class UnknownRunner:
         def _update_states(self, output: Any) -> None: ...
@@ -327,8 +311,9 @@ def test_store_in_unknown_runner_raises(monkeypatch: pytest.MonkeyPatch) -> None
     plugin.install_request_data(module)
     assert vars(UnknownRunner) == members
     for runner in (UnknownRunner(), None):
-        with pytest.raises(ValueError, match=r"store: expected a runner .*_update_states"):
-            v1.AsyncNgramProposer(make_config(**STORE), CPU, runner)
+        for drafter_class in (v1.AsyncNgramProposer, ascend.AscendNgramProposerNPU):
+            with pytest.raises(ValueError, match=r"store: expected a runner .*_update_states"):
+                drafter_class(make_config(**STORE), CPU, runner)
     with pytest.raises(ValueError, match=r"store: expected a runner .*Runner.add_requests"):
         V2(**STORE)
 
@@ -341,8 +326,6 @@ def test_store_in_unknown_runner_raises(monkeypatch: pytest.MonkeyPatch) -> None
 def test_step_does_not_wait_for_device(
     monkeypatch: pytest.MonkeyPatch, engine_class: Any, options: dict[str, Any]
 ) -> None:
-    if options and engine_class is Ascend:
-        pytest.skip("vLLM-Ascend's V1 runner has no store on the device")
     engine = engine_class(**options)
     engine.begin(Request("a", [1, 2, 1]), Request("b", [3]))
     samples = {"a": [2], "b": []}

@@ -170,15 +170,6 @@ def test_store_with_more_than_two_batches_in_flight_raises(method: Any) -> None:
     assert read_options(config, "ngram").store  # a synchronous runner
 
 
-def test_store_on_a_device_without_kernels_raises() -> None:
-    options = _read_options("v2", {"store": True})
-    for device in ("cpu", "cuda"):
-        options.check_device("v2", device)
-    options.check_device("ngram", "npu")  # whose rows are on the host
-    with pytest.raises(ValueError, match="store: expected a CPU or a CUDA device, got npu"):
-        options.check_device("ascend_v2", "npu")
-
-
 @pytest.mark.parametrize(
     "additional_config",
     [{name: {"lookup": "x"}} for name in ("other", "ngram", "npu", "ngram_config")] + [object()],

@@ -15,13 +15,22 @@ import ngram_npu_vllm_plugin
 import pytest
 import torch
 from conftest import FakeVLLM
-from fake_engine import CPU, K, RequestState, StandaloneARSpeculator, make_config
+from fake_engine import (
+    CPU,
+    STORE,
+    CandidateSpeculator,
+    K,
+    RequestState,
+    StandaloneARSpeculator,
+    make_config,
+)
 from ngram_npu import _library
 from ngram_npu.engines.vllm import ascend, options, plugin, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
-from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
+from ngram_npu.engines.vllm.feed import insertion
+from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, is_wrapped
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
-from ngram_npu.engines.vllm.v2 import NgramSpeculator
+from ngram_npu.engines.vllm.v2 import NgramSpeculator, RowDrafter
 
 pytestmark = pytest.mark.usefixtures("plugin_log")
 
@@ -116,6 +125,10 @@ from vllm_ascend.spec_decode import (
     AscendNgramProposer, AscendNgramProposerNPU, get_spec_decode_method
 )
 """
+ASCEND_RUNNER_SOURCE = """
+class NPUModelRunner:
+    def _update_states(self, scheduler_output): ...
+"""
 ASCEND_LAUNCHER_SOURCE = """
 def triton_ngram_spec_decode(
     token_ids, num_tokens_no_spec, sampled_token_ids, discard_request_mask, vocab_size, min_n,
@@ -128,7 +141,7 @@ SOURCES = {
     RUNNER: V1_ASYNC_SOURCE,
     V2_MODULE: V2_SOURCE,
     plugin.ASCEND_FACTORY: ASCEND_FACTORY_SOURCE,
-    ASCEND_RUNNER: ASCEND_IMPORTS_SOURCE + ASCEND_LAUNCHER_SOURCE,
+    ASCEND_RUNNER: ASCEND_IMPORTS_SOURCE + ASCEND_RUNNER_SOURCE + ASCEND_LAUNCHER_SOURCE,
     plugin.ASCEND_V2_MODULE: V2_SOURCE.replace("NgramGPU", "AscendNgram"),
 }
 REPLACEABLE_NAMES = (
@@ -602,33 +615,22 @@ def observe_more(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("method", "neural", "reason"),
+    ("neural", "reason"),
     [
-        ("dflash", change_object(), "method is 'dflash', expected one of"),
-        ("mtp", change_object(), "'mtp' is served by StandaloneARSpeculator, expected MTPSpec"),
-        *[
-            ("draft_model", neural, reason)
-            for neural, reason in (
-                (change_class(propose=propose_less), "propose takes (self, input_batch, num_sam"),
-                (change_class(observe_verification=observe_more), "takes (self, idx, sampled,"),
-                (change_class(observe_verification=None), "there is no StandaloneARSpeculator.ob"),
-                (change_object(draft_watermarker=object()), "drafts are watermarked"),
-                (change_class(__init__=lambda self: None), "has no draft_logits"),
-                (change_object(draft_logits=torch.zeros(6, 100)), "logits have shape (6, 100)"),
-                (change_object(draft_logits=torch.zeros(6, K, 99)), "(rows, 4, 100 or more)"),
-                (change_object(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
-            )
-        ],
+        (change_class(propose=propose_less), "propose takes (self, input_batch, num_sam"),
+        (change_class(observe_verification=observe_more), "takes (self, idx, sampled,"),
+        (change_object(draft_watermarker=object()), "drafts are watermarked"),
+        (change_class(__init__=lambda self: None), "has no draft_logits"),
+        (change_object(draft_logits=torch.zeros(6, 100)), "logits have shape (6, 100)"),
+        (change_object(draft_logits=torch.zeros(6, K, 99)), "(6, 4, 100), or more rows or tok"),
+        (change_object(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
+        (change_object(draft_logits=torch.zeros(5, K, 100)), "shape (5, 4, 100), expected (6,"),
     ],
 )
 def test_unsupported_neural_speculator_is_left_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    method: str,
-    neural: Any,
-    reason: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, neural: Any, reason: str
 ) -> None:
-    vllm_config, state = make_neural_config(method=method), RequestState()
+    vllm_config, state = make_neural_config(), RequestState()
     assert create_by_runner(neural, vllm_config, monkeypatch, req_states=state) is neural
     assert not hasattr(neural, ATTRIBUTE)
     assert "propose" not in vars(neural)
@@ -636,6 +638,16 @@ def test_unsupported_neural_speculator_is_left_unchanged(
     prefix = "ngram_npu: beside=True has no effect, the speculator is left as it is: "
     assert line.startswith(prefix)
     assert reason in line
+
+
+@pytest.mark.parametrize("method", ["draft_model", "dflash", "a later method"])
+@pytest.mark.parametrize("neural_class", [StandaloneARSpeculator, CandidateSpeculator])
+def test_speculator_of_any_method_and_class_is_supported(
+    monkeypatch: pytest.MonkeyPatch, method: str, neural_class: Any
+) -> None:
+    vllm_config, state = make_neural_config(method=method), RequestState()
+    neural = create_by_runner(neural_class(), vllm_config, monkeypatch, req_states=state)
+    assert neural.propose.__self__ is getattr(neural, ATTRIBUTE)
 
 
 def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
@@ -649,6 +661,12 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
         neural = create_by_runner(StandaloneARSpeculator(), vllm_config, monkeypatch, **state)
         assert not hasattr(neural, ATTRIBUTE)
         assert reason in caplog.messages[-1]
+    monkeypatch.setattr(RowDrafter, "has_request_data", False)
+    neural = create_by_runner(
+        StandaloneARSpeculator(), make_neural_config(), monkeypatch, req_states=RequestState()
+    )
+    assert not hasattr(neural, ATTRIBUTE)
+    assert "this vLLM has another GPUModelRunner.add_requests" in caplog.messages[-1]
 
 
 # vLLM-Ascend.
@@ -665,6 +683,21 @@ def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
         assert isinstance(created, drafter)
         assert getattr(runner, drafter.__name__) is drafter
     assert runner.triton_ngram_spec_decode is ascend.triton_ngram_spec_decode
+
+
+@pytest.mark.usefixtures("npu_kernels")
+def test_ascend_runner_keeps_salts_and_inserts_fed_text(vllm: FakeVLLM) -> None:
+    """vLLM-Ascend's runner derives from vLLM's, and overrides its ``_update_states``."""
+    stock = "class GPUModelRunner:\n    def __init__(self): ...\n"
+    stock += "    def execute_model(self, scheduler_output): ...\n"
+    vllm.write_module(RUNNER, stock)
+    runner = import_changed(vllm, ASCEND_RUNNER)
+    npu_runner = runner.NPUModelRunner()
+    ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, npu_runner)
+    with pytest.raises(ValueError, match="store: expected a runner that passes on the keys"):
+        ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, object())
+    wrapped = importlib.import_module(RUNNER).GPUModelRunner.__init__
+    assert is_wrapped(wrapped, insertion.init_v1)
 
 
 @pytest.mark.usefixtures("npu_kernels")

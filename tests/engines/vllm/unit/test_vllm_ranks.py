@@ -37,7 +37,6 @@ RankOutput = list[str]
 
 @pytest.fixture(autouse=True)
 def _init_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)  # as if the plugin was installed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

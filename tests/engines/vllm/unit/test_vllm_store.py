@@ -6,13 +6,16 @@ import gc
 import itertools
 import json
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import (
     CPU,
@@ -22,10 +25,11 @@ from fake_engine import (
     GPUModelRunner,
     K,
     Request,
+    make_scheduler_output,
     make_store_config,
 )
 from ngram_npu import NgramStore
-from ngram_npu.engines.vllm import NgramProposer, options, shared_store, v1, v2
+from ngram_npu.engines.vllm import NgramProposer, options, request_scopes, saving, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
@@ -84,7 +88,6 @@ def test_startup_logs_who_shares_text(
     scope: str,
     text: str,
 ) -> None:
-    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
     options = {**STORE, "scope": scope}
     V2(**options) if runner == "V2" else start(make_store_config(**options))
     (line,) = [m for m in caplog.messages if "the store is on" in m]
@@ -153,7 +156,6 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
     assert load_hundreds("tuesday") == {1, 2}
 
 
-@pytest.mark.usefixtures("_wrap_add_requests")
 def test_engine_drafts_text_that_learn_stored_for_the_salt_of_a_request(tmp_path: Path) -> None:
     logs, seed, answer = tmp_path / "logs.jsonl", tmp_path / "seed", "the quick brown fox"
     logs.write_text(json.dumps({"prompt": "a", "completion": answer, "user": {"salt": "tenant"}}))
@@ -217,7 +219,6 @@ def test_startup_warns_about_loaded_text_that_no_request_can_draft(
     scope: str,
     unusable: int,
 ) -> None:
-    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
     seed = NgramStore(4096)
     seed.warm([range(30)])
     seed.warm([range(20)], scope=scope_of_request("tenant"))
@@ -256,36 +257,119 @@ def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.Monke
     assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})
 
 
-def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text that arrives soon after a save is saved later."""
-    path = tmp_path / "store"
-    monkeypatch.setattr(shared_store, "IDLE_S", 0.02)
-    proposer, store = create_proposer(store_file=str(path))
-    thread = getattr(proposer, ATTRIBUTE).shared_store._thread
-    store.warm([WORDS])
-    wait_for_tokens(path, len(WORDS))
-    store.warm([WORDS])
-    time.sleep(0.3)
-    assert load_count(path) == len(WORDS)
-    del proposer, store
-    gc.collect()
-    wait_for_tokens(path, 2 * len(WORDS))  # saved when the engine ends
-    assert not thread.is_alive()
+def run_steps(proposer: Any, tokens: list[int]) -> None:
+    """Runs steps of a request that samples these tokens."""
+    rows, lengths = np.zeros((1, 96), np.int32), np.zeros(1, np.int32)
+    for token in tokens:
+        rows[0, lengths[0]] = token
+        lengths[0] += 1
+        proposer.propose([[token]], lengths, rows)
 
 
-def test_store_that_is_never_idle_is_saved_at_the_interval(
+def end_requests(proposer: Any) -> None:
+    """Does what vLLM's runner does once after the last request has ended."""
+    getattr(proposer, ATTRIBUTE).end_requests(SimpleNamespace(total_num_scheduled_tokens=0))
+
+
+def test_store_is_saved_when_no_request_runs_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, counter = tmp_path / "store", itertools.count()
-    monkeypatch.setattr(shared_store, "IDLE_S", 0.02)
-    monkeypatch.setattr(shared_store, "BUSY_SAVE_S", 0.3)
-    _proposer, store = create_proposer(store_file=str(path))
-    start_time = time.monotonic()
-    # The revision differs in each call, as if text arrived all the time.
-    monkeypatch.setattr(NgramStore, "revision", property(lambda store: next(counter)))
-    store.warm([WORDS])
+    path = tmp_path / "store"
+    proposer, store = create_proposer(store_file=str(path))
+    saver = getattr(proposer, ATTRIBUTE).shared_store._saver
+    end_requests(proposer)  # without text
+    assert saver._thread is None, "expected no thread before the first step"
+    run_steps(proposer, WORDS)
+    assert saver._thread is None, "expected no save while the request runs"
+    end_requests(proposer)
     wait_for_tokens(path, len(WORDS))
-    assert time.monotonic() - start_time >= 0.3
+    run_steps(proposer, WORDS)
+    end_requests(proposer)
+    time.sleep(0.1)
+    assert load_count(path) == len(WORDS), "expected no save soon after the last one"
+    del proposer, store
+    gc.collect()
+    assert load_count(path) == 2 * len(WORDS)
+    assert not saver._thread.is_alive()
+
+
+def test_v1_runner_tells_its_drafter_when_no_request_runs() -> None:
+    class GPUModelRunner:
+        def _update_states(self, scheduler_output: Any) -> None: ...
+
+    request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
+    runner: Any = GPUModelRunner()
+    runner._update_states(make_scheduler_output())  # without a drafter
+    runner.drafter, _store = create_proposer()
+    saver = getattr(runner.drafter, ATTRIBUTE).shared_store._saver
+    run_steps(runner.drafter, WORDS)
+    assert saver._thread is None
+    runner._update_states(make_scheduler_output())
+    assert saver._thread is not None
+
+
+def test_store_of_running_requests_is_saved_at_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store"
+    clock = SimpleNamespace(monotonic=lambda: clock.now, time=time.time, now=0.0)
+    monkeypatch.setattr(saving, "time", clock)
+    proposer, _store = create_proposer(store_file=str(path))
+    clock.now = saving.BUSY_SAVE_S - 1
+    run_steps(proposer, WORDS[:10])
+    saver = getattr(proposer, ATTRIBUTE).shared_store._saver
+    assert saver._thread is None
+    clock.now = saving.BUSY_SAVE_S
+    run_steps(proposer, WORDS[10:11])
+    wait_for_tokens(path, 11)
+
+
+def test_saves_take_at_most_a_twentieth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that takes three seconds is followed by a pause of a minute."""
+    path, pauses = tmp_path / "store", queue.Queue[float]()
+    clock = SimpleNamespace(monotonic=lambda: clock.now, time=time.time, now=0.0)
+    monkeypatch.setattr(saving, "time", clock)
+    proposer, store = create_proposer(store_file=str(path))
+    saver, save_copy = getattr(proposer, ATTRIBUTE).shared_store._saver, store.save_copy
+    wait = saver._ended.wait
+
+    def save_slowly(path: str, copy: Any) -> bool:
+        clock.now += next(durations)
+        is_saved: bool = save_copy(path, copy)
+        return is_saved
+
+    def note_pause(seconds: float) -> bool:
+        pauses.put(seconds)
+        return wait(0)
+
+    store.save_copy, saver._ended.wait = save_slowly, note_pause
+    durations = iter((3.0, 0.1))
+    for pause in (60.0, saving.IDLE_SAVE_S):
+        run_steps(proposer, WORDS[:3])
+        end_requests(proposer)
+        assert pauses.get(timeout=60) == pytest.approx(pause)
+
+
+def test_failed_save_is_logged_and_repeated_after_the_next_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setattr(saving, "IDLE_SAVE_S", 0.0)
+    proposer, _store = create_proposer(store_file=str(folder / "store"))
+    folder.rmdir()
+    run_steps(proposer, WORDS[:5])
+    end_requests(proposer)
+    wait_until(lambda: "the store is not saved: FileNotFoundError" in caplog.text)
+    folder.mkdir()
+    saver = getattr(proposer, ATTRIBUTE).shared_store._saver
+    wait_until(lambda: saver._copied_revision is None)
+    assert saver._unsaved_since > 0
+    end_requests(proposer)
+    wait_for_tokens(folder / "store", 5)
+    wait_until(lambda: saver._unsaved_since == 0)
 
 
 @pytest.mark.parametrize("timeout", [0, 5])
@@ -297,36 +381,43 @@ def test_startup_logs_when_the_store_is_saved_and_which_text_may_be_lost(
     vllm_config.shutdown_timeout = timeout
     NgramProposer(vllm_config)
     (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
-    assert line.endswith("at least every 60 s while it comes in, and when the engine ends")
+    assert line.endswith("every 60 s while requests run, and when the engine ends")
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == (timeout == 0)
     assert all("is lost; --shutdown-timeout 10" in warning for warning in warnings)
 
 
-def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(
+def test_text_that_arrives_during_a_save_is_saved_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, saved_paths = tmp_path / "store", []
-    monkeypatch.setattr(shared_store, "BUSY_SAVE_S", 0.06)
-    monkeypatch.setattr(shared_store, "IDLE_SAVE_S", 0.01)
+    path, num_saves = tmp_path / "store", 0
+    monkeypatch.setattr(saving, "IDLE_SAVE_S", 0.0)
     proposer, store = create_proposer(store_file=str(path))
-    time.sleep(0.2)
-    assert not path.exists(), "expected no save of an empty store"
-    save = store.save
+    saver, save_copy = getattr(proposer, ATTRIBUTE).shared_store._saver, store.save_copy
+    is_saving, may_end = threading.Event(), threading.Event()
 
-    def save_while_text_arrives(path: str) -> None:
-        save(path)
-        saved_paths.append(path)
-        if len(saved_paths) == 1:
-            store.warm([WORDS])
+    def save_while_text_arrives(path: str, copy: Any) -> bool:
+        nonlocal num_saves
+        num_saves += 1
+        is_saving.set()
+        assert may_end.wait(60)
+        is_saved: bool = save_copy(path, copy)
+        return is_saved
 
-    store.save = save_while_text_arrives
-    store.warm([WORDS[:9]])
-    wait_until(lambda: len(saved_paths) >= 2)
-    assert load_count(path) == 9 + len(WORDS)
-    time.sleep(0.2)
-    assert len(saved_paths) == 2, "expected no further save of an unchanged store"
-    del proposer
+    store.save_copy = save_while_text_arrives
+    run_steps(proposer, WORDS[:9])
+    end_requests(proposer)
+    assert is_saving.wait(60)
+    run_steps(proposer, WORDS)
+    assert saver._unsaved_since > 0
+    may_end.set()
+    wait_for_tokens(path, 9)
+    end_requests(proposer)
+    wait_for_tokens(path, 9 + len(WORDS))
+    wait_until(lambda: saver._unsaved_since == 0)
+    end_requests(proposer)
+    time.sleep(0.05)
+    assert num_saves == 2, "expected no further save of an unchanged store"
 
 
 # The worker's methods.
@@ -346,7 +437,6 @@ def create_worker(model_runner: Any) -> Any:
 def test_worker_warms_merges_and_clears_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
-    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
     proposer = create_async_proposer() if runner == "V1" else V2(**STORE).speculator
     name = "drafter" if runner == "V1" else "speculator"
     worker = create_worker(SimpleNamespace(**{name: proposer}))

@@ -140,8 +140,3 @@ def test_ascend_launcher_accepts_lists_additional_rows_and_no_rows() -> None:
     for samples in ([], sampled_tensor[:0]):
         results = ascend.triton_ngram_spec_decode(*no_rows, samples, mask[:0], *lookup)
         assert [tuple(result.shape) for result in results] == [(0,), (0, K), (0,), (0,)]
-
-
-def test_ascend_device_drafter_rejects_a_store() -> None:
-    with pytest.raises(ValueError, match="store: expected none with 'ngram_gpu' of vLLM-Ascend"):
-        Ascend(**STORE)

@@ -15,6 +15,7 @@ from fake_engine import (
     ROWS,
     STORE,
     V2,
+    CandidateSpeculator,
     K,
     OperatorRecorder,
     Request,
@@ -27,18 +28,24 @@ from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm import neural, v2
 
 
-def test_rows_out_of_range_get_no_draft_and_other_rows_do() -> None:
-    runner = V2()
+@pytest.mark.usefixtures("_wrap_add_requests")
+@pytest.mark.parametrize("options", [{}, STORE])
+def test_rows_out_of_range_get_no_draft_and_other_rows_do(options: dict[str, Any]) -> None:
+    """Row -1 pads a batch. vLLM-Ascend's own speculator also gives it -1 as draft tokens."""
+    runner = V2(**options)
     for row in range(ROWS):
         runner.begin(Request(f"{row}", [1, 2, 3, 9, 1, 2]))
     runner.step({"0": [3]})
-    rows = torch.tensor([runner.get_row("0"), -1, ROWS, runner.get_row("1")])
-    runner.req_states.append_tokens(int(rows[3]), [3])
-    num_sampled = torch.tensor([1, 2, 1, 1], dtype=torch.int32)
-    drafts = runner.drafter.draft(rows, num_sampled, None, int64=True)
-    assert drafts.draft_token_ids[1:3].eq(-1).all()
-    assert drafts.num_draft_tokens[1:3].tolist() == [0, 0]
-    assert drafts.draft_token_ids[3].tolist() == [9, 1, 2, 3]
+    row = runner.get_row("1")
+    runner.req_states.append_tokens(row, [3])
+    samples = {"1": [3], "padding": [3, 9], "beyond": [3]}
+    assert runner.propose([row, -1, ROWS], samples).tolist() == [[9, 1, 2, 3], [-1] * K, [-1] * K]
+    if options:
+        contents = [runner.store.slots.copy(), runner.store.text.copy()]
+        for _ in range(2):  # text is stored one step later
+            assert runner.propose([-1, ROWS], {"padding": [3], "beyond": [3]}).eq(-1).all()
+        assert np.array_equal(runner.store.slots, contents[0])
+        assert np.array_equal(runner.store.text, contents[1])
 
 
 def test_metrics_count_only_tokens_that_the_runner_verifies() -> None:
@@ -54,25 +61,20 @@ def test_metrics_count_only_tokens_that_the_runner_verifies() -> None:
 
 
 @pytest.mark.parametrize("engine_class", [V2, V2Neural])
-def test_dummy_run_and_warm_up_call_no_lookup(engine_class: Any) -> None:
+def test_dummy_run_calls_no_lookup(engine_class: Any) -> None:
     engine = engine_class()
     engine.begin(Request("a", [1, 2, 1]))
-    rows = [engine.get_row("a")]
-    for name, arguments in (("a", {"dummy_run": True}), ("_warmup_0_", {})):
-        with OperatorRecorder() as recorder:
-            drafts = engine.propose(rows, {name: [2]}, **arguments)
-        assert not any(name.startswith("ngram_npu") for name in recorder.names)
-        assert drafts.tolist() == ([[1, 2, 3, 4]] if engine_class is V2Neural else [[0] * K])
+    with OperatorRecorder() as recorder:
+        drafts = engine.propose([engine.get_row("a")], {"a": [2]}, dummy_run=True)
+    assert not any(name.startswith("ngram_npu") for name in recorder.names)
+    assert drafts.tolist() == ([[1, 2, 3, 4]] if engine_class is V2Neural else [[0] * K])
     assert engine.step({}) == {}
 
 
-@pytest.mark.usefixtures("_wrap_add_requests")
-def test_warm_up_requests_are_not_stored() -> None:
-    engine = V2(**STORE)
-    engine.begin(Request("_warmup_0_", [1]))
-    for _ in range(3):
-        engine.step({"_warmup_0_": [5, 6, 7]})
-    assert engine.store.statistics.tokens_held == 0
+def test_request_with_a_name_of_a_warm_up_gets_drafts() -> None:
+    engine = V2()
+    engine.begin(Request("_warmup_0_", [1, 2, 3, 1]))
+    assert engine.step({"_warmup_0_": [2]})["_warmup_0_"] == [3, 1, 2, 3]
 
 
 def test_adaptive_verification_gets_probabilities_of_the_cost_table() -> None:
@@ -89,7 +91,6 @@ def test_adaptive_verification_gets_probabilities_of_the_cost_table() -> None:
     assert not hasattr(V2().speculator, "draft_token_confidence_probs")
 
 
-@pytest.mark.usefixtures("_wrap_add_requests")
 def test_store_with_fewer_slots_than_rows_is_rejected() -> None:
     with pytest.raises(ValueError, match=f"store: expected at most {ROWS - 1} rows"):
         V2(**STORE, rows=ROWS - 1)
@@ -133,7 +134,6 @@ def test_replacement_inherits_methods_and_has_attributes_of_the_stock_constructo
         ("total_len", torch.zeros(9, 1, dtype=torch.int32), "total_len.gpu (rank, dtype, device"),
         ("total_len", np.zeros(9, np.int32), "the runner's state has no total_len.gpu"),
         ("req_id_to_index", None, "the runner's state has no req_id_to_index"),
-        ("add_request", None, "add_request takes no req_id"),
     ],
 )
 def test_stock_speculator_is_created_for_an_unknown_state(
@@ -142,8 +142,6 @@ def test_stock_speculator_is_created_for_an_unknown_state(
     state: Any = RequestState()
     if value is not None:
         setattr(state, name, SimpleNamespace(gpu=value))
-    elif name == "add_request":
-        state.add_request = lambda request: None
     else:
         delattr(state, name)
     speculator, (line,) = replace_stock(state)
@@ -228,7 +226,6 @@ def test_positions_beyond_requested_draft_tokens_are_empty() -> None:
 def test_step_without_drafts_calls_no_lookup(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(v2.RowDrafter, "has_request_data", True)
     engine = V2(**options)
     engine.begin(Request("a", [1, 2, 3, 1, 2]))
     rows, addresses = [engine.get_row("a")], set()
@@ -261,6 +258,29 @@ def test_ngram_drafts_have_probability_one_in_the_logits() -> None:
     assert torch.equal(logits[other_rows], old_logits[other_rows])
 
 
+def test_speculator_that_writes_few_logits_keeps_its_distribution_after_an_ngram_draft() -> None:
+    engine = make_engine(neural=CandidateSpeculator(64))
+    reject_neural_drafts(engine, "twice")
+    assert propose(engine, "twice", [1]) == [NGRAM_DRAFT]
+    engine.end("twice")
+    engine.begin(Request("other", [1]))  # in the same row
+    assert propose(engine, "other", [1]) == NEURAL_DRAFTS[:1]
+    logits = engine.speculator.draft_logits[engine.get_row("other")]
+    candidates = [[token, token + 30] for token in NEURAL_DRAFTS[0]]
+    assert [row.isfinite().nonzero().flatten().tolist() for row in logits] == candidates
+
+
+def test_rejected_ngram_draft_does_not_change_the_acceptance_of_neural_drafts() -> None:
+    engine = make_engine()
+    reject_neural_drafts(engine, "twice")
+    row = engine.get_row("twice")
+    acceptance = engine.drafter.neural_acceptance[row].tolist()
+    assert acceptance[1] == 1, "expected an n-gram draft"
+    for _ in range(3):  # all tokens of the n-gram draft are rejected
+        assert propose(engine, "twice", [1]) == [NGRAM_DRAFT]
+        assert engine.drafter.neural_acceptance[row].tolist() == acceptance
+
+
 def make_adaptive_engine(confidence: float = 0.01, **options: Any) -> V2Neural:
     engine = make_engine(adaptive=True, **options)
     engine.speculator.draft_token_confidence_probs[:] = confidence
@@ -273,8 +293,9 @@ def test_estimator_observes_only_neural_drafts() -> None:
     rows = torch.tensor([engine.get_row("once"), engine.get_row("twice")])
     engine.speculator.observe_verification(rows, torch.tensor([2, 3]), torch.tensor([1, 2]))
     assert engine.speculator.observed_counts == [([2, 0], [1, 0])]
-    speculator = make_engine().speculator  # without adaptive verification
-    assert speculator.observe_verification.__self__ is speculator
+    engine.speculator.acceptance_estimator = None  # as without adaptive verification
+    engine.speculator.observe_verification(rows, torch.tensor([2, 3]), torch.tensor([1, 2]))
+    assert len(engine.speculator.observed_counts) == 1
 
 
 def test_confidence_of_an_ngram_draft_is_that_of_the_cost_table() -> None:

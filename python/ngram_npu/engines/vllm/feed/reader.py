@@ -32,7 +32,7 @@ from ngram_npu.engines.vllm.feed.publishers import (
     resolve,
 )
 from ngram_npu.engines.vllm.feed.texts import TOKEN_BYTES, TextJoiner
-from ngram_npu.engines.vllm.metrics import FeedMetrics, call_repeatedly
+from ngram_npu.engines.vllm.metrics import FeedMetrics
 from ngram_npu.engines.vllm.options import Options, engine_index, publishes_text
 from ngram_npu.engines.vllm.patching import format_error, logger
 
@@ -140,7 +140,6 @@ class FeedReader:
         threading.Thread(
             target=self._run_resolver, name="ngram_npu feed names", daemon=True
         ).start()
-        call_repeatedly(lambda: self._metrics.update(self.get_metrics()), self._closed)
 
     def close(self) -> None:
         self._closed.set()
@@ -227,6 +226,7 @@ class FeedReader:
         while not self._closed.is_set():
             try:
                 worked_s = self.read(IDLE_S)
+                self._metrics.update(self.get_metrics())
             except Exception as error:
                 self._log("store_feed", "failed and goes on", format_error(error))
                 worked_s = IDLE_S
