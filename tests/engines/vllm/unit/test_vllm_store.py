@@ -308,6 +308,17 @@ def test_v1_runner_tells_its_drafter_when_no_request_runs() -> None:
     assert saver._thread is not None
 
 
+def test_v2_runner_tells_its_drafter_when_no_request_runs() -> None:
+    engine = V2(**STORE)
+    engine.begin(Request("a", [1], salt="owner"))
+    engine.step({"a": WORDS[:K]})
+    saver = engine.drafter.shared_store._saver  # type: ignore[union-attr]
+    assert saver is not None
+    assert saver._thread is None
+    engine.add_requests(make_scheduler_output())
+    assert saver._thread is not None
+
+
 def test_store_of_running_requests_is_saved_at_the_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
