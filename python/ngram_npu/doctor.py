@@ -227,13 +227,14 @@ def _check_feed(plugin_state: str) -> tuple[str | None, list[str]]:
     problems = []
     if plugin_state != "on":
         problems.append(f"{_FEED_VARIABLE}: no effect, because the plugin is {plugin_state}")
-    if importlib.util.find_spec("msgspec") is None:
-        problems.append(f"{_FEED_VARIABLE}: not installed: msgspec")
+    for package in ("msgspec", "zmq"):
+        if importlib.util.find_spec(package) is None:
+            problems.append(f"{_FEED_VARIABLE}: not installed: {package}")
     store = os.environ.get("NGRAM_NPU_VLLM_STORE")  # not needed if additional_config has the option
     if store is not None and store.lower() not in _TRUE_VALUES:
         problems.append(f"{_FEED_VARIABLE}: expected NGRAM_NPU_VLLM_STORE=1, got {store}")
     with contextlib.suppress(Exception):  # torch may not work, which the report contains
-        from ngram_npu.engines.vllm.feed.addresses import parse_publishers
+        from ngram_npu.engines.vllm.feed.publishers import parse_publishers
 
         try:
             parse_publishers(publishers)

@@ -107,7 +107,8 @@ class DeviceMemory:
         return self._torch.zeros(shape, dtype=self._torch.int32, device=self._device)
 
     def place(self, array: Any) -> Any:
-        return self._torch.from_numpy(array).to(self._device)
+        # Without pinned memory, the copy would wait for the steps.
+        return self._torch.from_numpy(array).pin_memory().to(self._device, non_blocking=True)
 
     def use_current_stream_for_steps(self) -> None:
         self._steps = self._runtime.current_stream(self._device)

@@ -370,6 +370,7 @@ def device_store(monkeypatch: pytest.MonkeyPatch) -> tuple[NgramStore, FakeRunti
         return zeros_like(tensor, **options)
 
     monkeypatch.setattr(torch, "zeros_like", zeros_like_unpinned)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     clock = SimpleNamespace(sleep=runtime.sleep, monotonic=time.monotonic)
     monkeypatch.setattr(store_module, "time", clock)
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,6 @@ import torch
 
 import ngram_npu._C as _C
 from ngram_npu.draft_costs import DraftCosts
-from ngram_npu.engines.vllm.feed.insertion import TextInserter
 from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.ranks import Ranks, compare_ranks, exit_worker_on_error, is_first_rank
@@ -90,11 +89,6 @@ class Drafter:
         if self.shared_store is not None and not ranks.have_equal_stores:
             self.shared_store.discard_files()
         self._store = None if self.shared_store is None else self.shared_store.contents
-        self.text_inserter: TextInserter | None = None
-        if self._store is not None and options.num_text_rows:
-            self.text_inserter = TextInserter(
-                self._store, options.num_text_rows, first_slot=options.max_num_seqs, device=device
-            )
         # vLLM runs one drafter per tensor-parallel rank on the cores that also tokenise.
         _C.set_num_threads(options.num_threads)
         self.stats: Stats | None = None

@@ -16,11 +16,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
-from ngram_npu.engines.vllm.feed.texts import FeedCounters
 from ngram_npu.engines.vllm.options import engine_index
 from ngram_npu.engines.vllm.patching import format_error, logger
 
@@ -30,12 +29,11 @@ FILE_BYTES = 1 << 16
 """Size of a file: more than 200 values."""
 
 _FEED_COUNTERS = {
-    "texts": "Texts that other engines published.",
     "tokens": "Tokens that other engines published.",
     "gaps": "Lost batches of events.",
     "orphans": "Blocks skipped because the beginning of their text is unknown.",
-    "dropped": "Tokens dropped because more arrived than the engine takes.",
-    "rejected": "Messages and blocks skipped because they are malformed or ambiguous.",
+    "dropped": "Tokens dropped after a gap, or because more arrived than the engine takes.",
+    "rejected": "Batches and blocks skipped because they are malformed or ambiguous.",
 }
 _FEED_GAUGES = {
     "publishers": "Publishers that are connected.",
@@ -203,18 +201,17 @@ class FeedMetrics:
     """Metrics of the text that an engine reads from others (``store_feed``)."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._labels, self._totals = make_labels(vllm_config), dict.fromkeys(_FEED_COUNTERS, 0)
+        self._labels, self._totals = make_labels(vllm_config), dict.fromkeys(_FEED_COUNTERS, 0.0)
 
-    def update(self, counters: FeedCounters) -> None:
-        """Sets the metrics to the counters of a reader."""
+    def update(self, values: Mapping[str, float]) -> None:
+        """Sets the metrics to the values of a reader; a counter without a value is 0."""
         for name, text in _FEED_COUNTERS.items():
-            total = getattr(counters, name)
+            total = values.get(name, 0.0)
             counter = get_metric("counter", f"feed_{name}_total", text, self._labels)
             counter.inc(total - self._totals[name])
             self._totals[name] = total
         for name, text in _FEED_GAUGES.items():
-            gauge = get_metric("gauge", f"feed_{name}", text, self._labels)
-            gauge.set(getattr(counters, name))
+            get_metric("gauge", f"feed_{name}", text, self._labels).set(values[name])
 
 
 class StoreMetrics:

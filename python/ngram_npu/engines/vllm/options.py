@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.engines.vllm.feed.addresses import parse_publishers
+from ngram_npu.engines.vllm.feed.publishers import parse_publishers
 from ngram_npu.errors import suggest_similar
 from ngram_npu.store.contents import BLOCK_TOKENS, MAX_BLOCKS
 
@@ -67,10 +67,8 @@ MAX_BATCHES = 2
 within it. With more batches in flight, it would store tokens from after the end of a request."""
 DEFAULT_MIN_PROBABILITY = 0.12
 """For servers where one more token takes 5 % of a step."""
-MAX_TEXT_ROWS = 1024
-"""Maximum number of fed texts that may be continued."""
-TOKENS_PER_SLOT = 1024
-"""Minimum capacity of the store in tokens for each request or fed text that adds text."""
+TOKENS_PER_REQUEST = 1024
+"""Minimum capacity of the store in tokens for each request that adds text."""
 MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 STORE_TOKENS = 1 << 20
 """Default capacity of the store: 59 MB, which vLLM measures before it allocates its KV cache."""
@@ -108,7 +106,7 @@ class Options:
     metrics: bool = False
     store: bool = False
     store_tokens: int = STORE_TOKENS
-    """Capacity of the store in tokens; more than the default if its slots need more."""
+    """Capacity of the store in tokens; more than the default if its requests need more."""
     store_seed: str = ""
     """Path of the file with the initial contents of the store; empty: none."""
     store_file: str = ""
@@ -120,14 +118,6 @@ class Options:
     nobody, so that their text is not stored; ``"shared"``: with each other."""
     k: str = ""
     """``"auto"``: the draft tokens per step depend on the load; empty: a constant number."""
-
-    @property
-    def num_text_rows(self) -> int:
-        """How many fed texts may be continued at the same time, each with a slot of the store: at
-        most a quarter of its slots; 0 without a feed."""
-        if not self.store_feed:
-            return 0
-        return min(MAX_TEXT_ROWS, max(1, self.store_tokens // (4 * TOKENS_PER_SLOT)))
 
 
 def find_method(vllm_config: Any) -> Method | None:
@@ -185,19 +175,18 @@ def read_options(vllm_config: Any, method: Method) -> Options:
 
 
 def _choose_store_tokens(options: Options, *, is_set: bool) -> Options:
-    """Raises the default capacity to what the slots need.
+    """Raises the default capacity to what the requests need.
 
     Raises:
         ValueError: The configured capacity is less.
     """
-    slots = options.max_num_seqs + options.num_text_rows
-    minimum = TOKENS_PER_SLOT * slots
+    minimum = TOKENS_PER_REQUEST * options.max_num_seqs
     if not options.store or options.store_tokens >= minimum:
         return options
     if is_set:
         raise ValueError(
-            f"ngram_npu: store_tokens: expected at least {minimum}, {TOKENS_PER_SLOT} for each "
-            f"of {slots} slots, got {options.store_tokens}"
+            f"ngram_npu: store_tokens: expected at least {minimum}, {TOKENS_PER_REQUEST} for each "
+            f"of {options.max_num_seqs} requests (max_num_seqs), got {options.store_tokens}"
         )
     return replace(options, store_tokens=minimum)
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ngram_npu.engines.vllm.auto_k import StepObserver, make_observer, turn_off
-from ngram_npu.engines.vllm.feed.delivery import TextDelivery, make_delivery
 from ngram_npu.engines.vllm.metrics import set_drafting_gauge
-from ngram_npu.engines.vllm.options import find_method, read_options
+from ngram_npu.engines.vllm.options import Options, find_method, read_options
 from ngram_npu.engines.vllm.patching import (
     SCHEDULER,
     find_argument,
+    format_error,
     logger,
     run_after_import,
     wrap_function,
@@ -64,7 +64,7 @@ class SchedulerHooks:
         self._scheduler = scheduler
         self.is_drafting = True
         self.observer: StepObserver | None = make_observer(scheduler, options)
-        self.delivery: TextDelivery | None = make_delivery(vllm_config, options)
+        self.feed = _start_feed(vllm_config, options)
         parallel = vllm_config.parallel_config
         sizes = (
             getattr(parallel, name, 1) for name in ("data_parallel_size", "pipeline_parallel_size")
@@ -99,8 +99,8 @@ class SchedulerHooks:
         if self.observer is not None:  # after the switch, so that it sees the step that is executed
             observe = self.observer.observe_schedule
             self._call_observer(lambda: observe(output))
-        if self.delivery is not None and self.delivery.ready:
-            self.delivery.add_texts(output)
+        if self.feed is not None and self.feed.ready:
+            self.feed.add_texts(output)
         return output
 
     def update_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,8 +121,8 @@ class SchedulerHooks:
         return self._stock_update_from_output(*args, **kwargs)
 
     def shutdown(self, *args: Any, **kwargs: Any) -> Any:
-        if self.delivery is not None:
-            self.delivery.close()
+        if self.feed is not None:
+            self.feed.close()
         return self._stock_shutdown(*args, **kwargs)
 
     def _drop_drafts(self) -> None:
@@ -137,6 +137,23 @@ class SchedulerHooks:
         except Exception as error:
             self.observer = None
             turn_off(self._scheduler, error)
+
+
+def _start_feed(vllm_config: Any, options: Options) -> Any:
+    """Returns the reader of the option ``store_feed``; None without it, and after an error, because
+    an engine works without other engines' text."""
+    if not options.store_feed:
+        return None
+    try:
+        # Needs packages that vLLM requires.
+        from ngram_npu.engines.vllm.feed.reader import FeedReader
+
+        feed = FeedReader(vllm_config, options)
+        feed.start()
+    except Exception as error:
+        logger.error("ngram_npu: store_feed is off: %s", format_error(error))
+        return None
+    return feed
 
 
 def _collective_rpc(

@@ -72,12 +72,10 @@ class SharedStore:
         self._is_killed = getattr(vllm_config, "shutdown_timeout", None) == 0
         """Whether a server that is stopped kills its workers before they can save."""
         self._model_config = vllm_config.model_config
-        num_slots = options.max_num_seqs + options.num_text_rows
         vocabulary = self.compute_vocabulary_digest() if self.path or options.store_seed else ""
         self._arguments: dict[str, Any] = {
             "device": device,
-            "num_slots": num_slots,
-            "max_batch": num_slots,
+            "num_slots": options.max_num_seqs,
             "tokenizer": vocabulary,
         }
         self._tokens = options.store_tokens

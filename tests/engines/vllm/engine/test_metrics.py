@@ -3,7 +3,6 @@ No engine runs here."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import subprocess
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 from monitoring import find_metric_names
 from ngram_npu.engines.vllm import metrics
-from ngram_npu.engines.vllm.feed.texts import FeedCounters
 from ngram_npu.engines.vllm.stats import Stats
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -182,20 +180,18 @@ def test_draft_lengths_are_exported_from_the_start() -> None:
 
 def test_feed_counters_are_exported() -> None:
     feed = metrics.FeedMetrics(CONFIG)
-    feed.update(FeedCounters(texts=1, tokens=20, publishers=2, age_seconds=0.5))
-    counters = FeedCounters(texts=3, tokens=50, gaps=1, orphans=2, dropped=4, rejected=5)
-    feed.update(counters)
+    feed.update({"tokens": 20, "publishers": 2, "age_seconds": 0.5})
+    counters = {"tokens": 50, "gaps": 1, "orphans": 2, "dropped": 4, "rejected": 5}
+    state = {"publishers": 1, "age_seconds": 0.25}
+    feed.update({**counters, **state})
     values = {name.removesuffix("_total"): value for name, value in scrape().items()}
-    assert values == {
-        f"feed_{field.name}": getattr(counters, field.name)
-        for field in dataclasses.fields(FeedCounters)
-    }
+    assert values == {f"feed_{name}": value for name, value in {**counters, **state}.items()}
 
 
 def test_dashboard_shows_exactly_the_exported_metrics() -> None:
     """The alert rules use a subset. Another test checks vLLM's metrics of both files."""
     metrics.StoreMetrics(CONFIG, 1024, has_file=True).tokens_held.set(0)
-    metrics.FeedMetrics(CONFIG).update(FeedCounters())
+    metrics.FeedMetrics(CONFIG).update({"publishers": 0, "age_seconds": 0.0})
     metrics.DraftLengthMetrics(CONFIG, ["1-2"])
     metrics.set_drafting_gauge(CONFIG, True)
     Stats(type("Owner", (), {})(), CONFIG)

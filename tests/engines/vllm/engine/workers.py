@@ -1,5 +1,5 @@
-"""Workers for the option `worker_cls` that report drafts. The second rank of some is delayed, reads
-the feed itself, or is killed."""
+"""Workers for the option `worker_cls` that report drafts. The second rank of some is delayed or
+killed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ import os
 import random
 import signal
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from ngram_npu.engines.vllm import shared_store
-from ngram_npu.engines.vllm.drafter import ATTRIBUTE
-from ngram_npu.engines.vllm.feed import delivery
-from ngram_npu.engines.vllm.options import find_method, read_options
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
@@ -55,30 +51,6 @@ class DelayedWorker(ReportingWorker):
                 return propose(*args, **kwargs)
 
             drafter.propose = delay_and_propose
-
-
-class FeedReadingWorker(ReportingWorker):
-    """Reads ``store_feed`` itself on the second rank, and ignores the text of the scheduler."""
-
-    def init_device(self) -> None:
-        super().init_device()
-        if self.rank != 1:
-            return
-        drafter = getattr(_get_drafter(self), ATTRIBUTE)
-        method = find_method(self.vllm_config)
-        assert method is not None
-        source = delivery.make_source(self.vllm_config, read_options(self.vllm_config, method))
-        own_delivery = delivery.TextDelivery(source, drafter.options.num_text_rows)
-        run_step = drafter.text_inserter.run_step
-
-        def insert_own_text(step: Any) -> None:
-            output = SimpleNamespace(total_num_scheduled_tokens=1)
-            own_delivery.add_texts(output)
-            if (own_step := getattr(output, delivery.ATTRIBUTE, None)) is not None:
-                drafter.text_inserter.insert(own_step)
-            run_step(None)
-
-        drafter.text_inserter.run_step = insert_own_text
 
 
 class KilledWorker(CPUWorker):

@@ -96,6 +96,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
             return Memory(torch.device("cpu")), torch.device("cpu")
 
     monkeypatch.setattr(torch, "zeros_like", zeros_like_unpinned)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(store_module, "_make_memory", make_memory)
     for name in ("BUSY_SAVE_S", "IDLE_SAVE_S", "PAUSE_PER_SAVE"):
         monkeypatch.setattr(saving, name, 0)

@@ -48,7 +48,7 @@ def test_store_options_are_read() -> None:
 
 
 def test_store_tokens_below_minimum_raises() -> None:
-    with pytest.raises(ValueError, match=r"store_tokens: expected at least 6144, .* 6 slots"):
+    with pytest.raises(ValueError, match=r"store_tokens: expected at least 6144, .* 6 requests"):
         NgramProposer(make_store_config(store_tokens=6143))
 
 

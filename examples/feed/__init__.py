@@ -1,1 +1,0 @@
-"""Shows how a replica drafts from text that another replica publishes."""
