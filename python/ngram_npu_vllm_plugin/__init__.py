@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 ENABLE_VARIABLE = "NGRAM_NPU_VLLM"
-BESIDE_VARIABLE = "NGRAM_NPU_VLLM_BESIDE"
+NEURAL_VARIABLE = "NGRAM_NPU_VLLM_NEURAL"
 CONFIG_MODULE = "vllm.config.vllm"
 logger = logging.getLogger("vllm.ngram_npu")
 
 
 def register() -> None:
     """Replaces vLLM's n-gram methods if ``NGRAM_NPU_VLLM=1``, which
-    ``NGRAM_NPU_VLLM_BESIDE=1`` implies."""
+    ``NGRAM_NPU_VLLM_NEURAL=1`` implies."""
     value = os.environ.get(ENABLE_VARIABLE, "")
-    if not value and os.environ.get(BESIDE_VARIABLE, "").lower() in ("1", "true"):
+    if not value and os.environ.get(NEURAL_VARIABLE, "").lower() in ("1", "true"):
         value = "1"
     if value == "":
         _watch_configurations()

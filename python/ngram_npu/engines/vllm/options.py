@@ -35,7 +35,7 @@ CORRECTION = PREFIX + "CORRECTION"
 
 OPTION_TYPES: dict[str, type] = {
     **dict.fromkeys(("lookup", "k", "scope", "store_seed", "store_file", "store_feed"), str),
-    **dict.fromkeys(("store", "beside", "metrics"), bool),
+    **dict.fromkeys(("store", "neural", "metrics"), bool),
     **dict.fromkeys(("store_tokens", "num_threads"), int),
     "min_draft_probability": float,
 }
@@ -58,6 +58,7 @@ REMOVED_OPTIONS: dict[str, str] = {
     "keep_drafting": "it is on for models with recurrent layers, and off for others",
     "prompt_scopes": "requests with the same cache_salt and LoRA adapter share text",
     "store_save_minutes": "store_file is written at least every minute",
+    "beside": "use neural",
     "beside_threshold": "the draft with more expected tokens is used",
 }
 """Former options, and what replaces them."""
@@ -81,9 +82,9 @@ _VLLM_NAMES = {
 }
 """Names in vLLM's configuration of the fields of ``NgramConfig``."""
 
-Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "ascend_v2", "beside"]
+Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "ascend_v2", "neural"]
 """A method of the V1 runner, any n-gram method of the V2 runner (``v2``) or of vLLM-Ascend's V2
-runner (``ascend_v2``), or a neural drafter of the V2 runner with n-gram drafts (``beside``)."""
+runner (``ascend_v2``), or a neural drafter of the V2 runner with n-gram drafts (``neural``)."""
 HOST_METHODS = ("custom_class", "ngram")
 """Methods that draft on the host. They verify only the tokens found."""
 
@@ -98,7 +99,7 @@ class Options:
     max_model_len: int
     keep_drafting: bool
     """Whether a request that sampled something always gets a draft."""
-    beside: bool
+    neural: bool
     """Whether n-gram drafts are added to those of a neural drafter."""
     sources: tuple[str, ...]
     """Where options were set; empty if all options have their defaults."""
@@ -133,7 +134,7 @@ def find_method(vllm_config: Any) -> Method | None:
     if stock == "custom_class":
         is_ours = str(getattr(speculative, "model", "")).startswith("ngram_npu.")
         return "custom_class" if is_ours else None
-    return "beside" if in_v2 and read_beside_option(vllm_config) else None
+    return "neural" if in_v2 and read_neural_option(vllm_config) else None
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
@@ -169,7 +170,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         max_model_len=model_config.max_model_len,
         keep_drafting=has_state,
         sources=sources,
-        **{**settings, "beside": method == "beside"},
+        **{**settings, "neural": method == "neural"},
     )
     return _choose_store_tokens(options, is_set="store_tokens" in settings)
 
@@ -197,7 +198,7 @@ def _make_ngram_config(
     """Returns the lookup's settings. With ``lookup='ngram'`` they are those of vLLM's own method;
     its V2 runner takes the latest match, and does not limit a draft to ``max_model_len``."""
     speculative, model_config = vllm_config.speculative_config, vllm_config.model_config
-    in_v2 = method in ("v2", "ascend_v2", "beside")
+    in_v2 = method in ("v2", "ascend_v2", "neural")
     bounds: dict[str, Any] = {}
     if lookup == "ngram":
         min_n, max_n = 2, 5
@@ -224,7 +225,7 @@ def _make_ngram_config(
 
 def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any) -> None:
     """Raises ValueError if the method does not support an option, or the runner's configuration."""
-    in_v2 = method in ("v2", "ascend_v2", "beside")
+    in_v2 = method in ("v2", "ascend_v2", "neural")
     if "k" in settings and not in_v2:
         raise ValueError("ngram_npu: k: expected only in the V2 runner, got 'auto'")
     min_probability = settings.get("min_draft_probability")
@@ -233,7 +234,7 @@ def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any)
             "ngram_npu: min_draft_probability: expected none, because this runner verifies "
             f"num_speculative_tokens tokens of every request, got {min_probability}"
         )
-    if method == "beside" and settings.get("lookup") == "ngram":
+    if method == "neural" and settings.get("lookup") == "ngram":
         raise ValueError("ngram_npu: lookup: expected 'auto' with a neural drafter, got 'ngram'")
     if method == "ngram_gpu" and getattr(vllm_config.model_config, "enable_prompt_embeds", False):
         # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
@@ -269,9 +270,9 @@ def _check_value(name: str, value: Any) -> Any:
     return value
 
 
-def read_beside_option(vllm_config: Any) -> bool:
-    """Returns the option ``beside``. Raises the errors of :func:`read_options`."""
-    return bool(read_settings(vllm_config)[0].get("beside", False))
+def read_neural_option(vllm_config: Any) -> bool:
+    """Returns the option ``neural``. Raises the errors of :func:`read_options`."""
+    return bool(read_settings(vllm_config)[0].get("neural", False))
 
 
 def read_k_option(vllm_config: Any) -> bool:

@@ -35,7 +35,7 @@ from ngram_npu.engines.vllm.options import (
     Method,
     find_method,
     has_options,
-    read_beside_option,
+    read_neural_option,
     read_options,
 )
 from ngram_npu.engines.vllm.patching import (
@@ -94,7 +94,7 @@ def install() -> None:
             replace_after_import(MODULE, _replace_sync, "method 'ngram'", refused)
             run_after_import(RUNNER, _install_async)
             install_v2()
-            install_beside()
+            install_neural()
         run_after_import(CONFIG, _install_option_check)
         scheduler.install()
         auto_k.install()
@@ -139,7 +139,7 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
 def _warn_about_unused_options(method: str | None, runner: str) -> None:
     logger.warning(
         "ngram_npu: its options have no effect: expected method 'ngram' or 'ngram_gpu', or in the "
-        "V2 runner beside=true with a neural drafter, got method %r in the %s runner",
+        "V2 runner neural=true with a neural drafter, got method %r in the %s runner",
         *(method, runner),
     )
 
@@ -250,19 +250,21 @@ def install_request_data(module: Any) -> None:
         v2.RowDrafter.has_request_data = True
 
 
-def install_beside() -> None:
+def install_neural() -> None:
     """Wraps the V2 runner's factory of speculators, now or when vLLM imports the runner. Without
-    the option ``beside``, the factory works as before. Never raises; may be called again."""
-    run_after_import(V2_RUNNER, lambda module: wrap_function(module, V2_FACTORY, _with_beside))
+    the option ``neural``, the factory works as before. Never raises; may be called again."""
+    run_after_import(
+        V2_RUNNER, lambda module: wrap_function(module, V2_FACTORY, _create_speculator)
+    )
 
 
-def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+def _create_speculator(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     speculator = stock(vllm_config, *args, **kwargs)
-    if not read_beside_option(vllm_config):
+    if not read_neural_option(vllm_config):
         return speculator
 
     def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
-        options = read_options(vllm_config, "beside")
+        options = read_options(vllm_config, "neural")
         install_request_data(sys.modules.get(V2_RUNNER))
         return neural.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
 
@@ -271,7 +273,7 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
     )
     if reason:
         logger.warning(
-            "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", reason
+            "ngram_npu: neural=True has no effect, the speculator is left as it is: %s", reason
         )
     return speculator
 

@@ -2,7 +2,7 @@
 V1's runner.
 
 `make test-vllm` has an environment for each runner. Files named test_v1_* or
-test_v2_* need that runner, test_beside_* needs V2, and the other files run on both runners.
+test_v2_* need that runner, test_neural_* needs V2, and the other files run on both runners.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUNNER = "none"
 if _is_installed("vllm"):
     RUNNER = "v2" if _is_installed("triton") else "v1"
 
-IGNORED_FILES = {"none": ["*"], "v1": ["test_v2_*", "test_beside_*"], "v2": ["test_v1_*"]}
+IGNORED_FILES = {"none": ["*"], "v1": ["test_v2_*", "test_neural_*"], "v2": ["test_v1_*"]}
 collect_ignore_glob = IGNORED_FILES[RUNNER]  # read by pytest
 
 # vLLM reads these variables on import, and the processes that tests start inherit them. Every test

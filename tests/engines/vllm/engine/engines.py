@@ -223,7 +223,7 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             plugin.install()
         elif method.options is not None:
             plugin.install_v2()
-            plugin.install_beside()
+            plugin.install_neural()
         if method.is_adaptive:
             _allow_adaptive_verification(patches)
         try:

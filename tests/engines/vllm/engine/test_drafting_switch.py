@@ -27,7 +27,7 @@ METHODS = {
     "v2": {
         "async": Method("ngram_gpu", STORE, True),
         "sync": Method("ngram", VLLM_DRAFTS),
-        "beside": Method("eagle", {"beside": True}, True),
+        "neural": Method("eagle", {"neural": True}, True),
     },
 }[RUNNER]
 PERIOD = 7

@@ -29,7 +29,7 @@ METHODS = {
     "async": Method("ngram_gpu", {"k": "auto"}, asynchronous=True),
     "synchronous": Method("ngram_gpu", {"k": "auto"}),
     "store": Method("ngram_gpu", {"k": "auto", **STORE}, True),
-    "draft model": Method("draft_model", {"k": "auto", "beside": True}, True),
+    "draft model": Method("draft_model", {"k": "auto", "neural": True}, True),
 }
 
 

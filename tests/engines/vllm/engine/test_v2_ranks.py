@@ -23,8 +23,8 @@ def start_ranks(
 ) -> EngineProcess:
     """Starts an engine with two ranks. `options` are further arguments of `EngineProcess`."""
     method = options.pop("method", "store")
-    if "beside" in (METHODS[method].options or {}):
-        options["NGRAM_NPU_VLLM_BESIDE"] = "1"
+    if "neural" in (METHODS[method].options or {}):
+        options["NGRAM_NPU_VLLM_NEURAL"] = "1"
     overrides = {"tensor_parallel_size": 2, **overrides}
     options |= RANK_ENVIRONMENT
     return EngineProcess(

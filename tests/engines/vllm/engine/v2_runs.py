@@ -41,7 +41,7 @@ AUTO_LOOKUP: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "over
 """Arguments of the reference for the default lookup."""
 
 
-def make_beside_method(
+def make_neural_method(
     name: str,
     options: dict[str, Any] | None = None,
     *,
@@ -49,7 +49,7 @@ def make_beside_method(
     **speculative: Any,
 ) -> Method:
     """Makes a method with a neural drafter and n-gram drafts."""
-    return Method(name, {"beside": True, **(options or {})}, asynchronous, speculative)
+    return Method(name, {"neural": True, **(options or {})}, asynchronous, speculative)
 
 
 METRICS = {"metrics": True}
@@ -65,24 +65,24 @@ METHODS = {
     "auto-adaptive": Method("ngram_gpu", METRICS, True, ADAPTIVE),
     "store": Method("ngram_gpu", {**STORE, **METRICS}, asynchronous=True),
     "store-sync": Method("ngram", STORE),
-    "draft-async": make_beside_method("draft_model", METRICS),
-    "draft-sync": make_beside_method("draft_model", asynchronous=False),
-    "eagle-async": make_beside_method("eagle", METRICS),
-    "eagle-sync": make_beside_method("eagle", asynchronous=False),
-    "eagle-small-batches": make_beside_method(
+    "draft-async": make_neural_method("draft_model", METRICS),
+    "draft-sync": make_neural_method("draft_model", asynchronous=False),
+    "eagle-async": make_neural_method("eagle", METRICS),
+    "eagle-sync": make_neural_method("eagle", asynchronous=False),
+    "eagle-small-batches": make_neural_method(
         "eagle",
         asynchronous=False,
         # The first batch size, the last batch size, and the number of draft tokens for these.
         num_speculative_tokens_per_batch_size=[[1, 1, 4], [2, 8, 0]],
     ),
-    "mtp": make_beside_method("mtp"),
-    "adaptive": make_beside_method("draft_model", **ADAPTIVE),
-    "draft-store": make_beside_method("draft_model", STORE),
-    "eagle-store": make_beside_method("eagle", STORE),
+    "mtp": make_neural_method("mtp"),
+    "adaptive": make_neural_method("draft_model", **ADAPTIVE),
+    "draft-store": make_neural_method("draft_model", STORE),
+    "eagle-store": make_neural_method("eagle", STORE),
     "successors": replace(
-        make_beside_method("draft_model", METRICS), speculator=SuccessorSpeculator
+        make_neural_method("draft_model", METRICS), speculator=SuccessorSpeculator
     ),
-    "candidates": replace(make_beside_method("draft_model"), speculator=CandidateSpeculator),
+    "candidates": replace(make_neural_method("draft_model"), speculator=CandidateSpeculator),
 }
 
 REQUEST_COUNTS = {"eagle-small-batches": 8, "mtp": 8}
@@ -166,8 +166,8 @@ def run_method(model: Path, name: str, count: int = 20) -> Run:
     with start_engine(model, method) as engine:
         if method.is_adaptive:
             _count_not_verified(engine.runner.adaptive_verification, result)
-        if (method.options or {}).get("beside"):
-            _BesideRecorder(engine, method, result)
+        if (method.options or {}).get("neural"):
+            _NeuralRecorder(engine, method, result)
         elif method.name:
             record_drafts(engine, result)
         has_store = "store" in (method.options or {})
@@ -241,7 +241,7 @@ def record_drafts(engine: Engine, result: Run) -> None:
     speculator.propose = propose_and_record
 
 
-class _BesideRecorder:
+class _NeuralRecorder:
     """Compares the drafts in every step with those that the reference chooses. The choice depends
     on the acceptance of neural drafts, of which the reference has its own copy."""
 

@@ -463,12 +463,12 @@ class V2Neural(V2):
 
     def __init__(self, *, probabilistic: bool = False, neural: Any = None, **options: Any) -> None:
         self._neural: Any = neural or StandaloneARSpeculator(probabilistic, 64)
-        super().__init__(**{"method": "draft_model", "beside": True, "vocabulary": 64, **options})
+        super().__init__(**{"method": "draft_model", "neural": True, "vocabulary": 64, **options})
 
     def make_speculator(self, vllm_config: Any) -> Any:
         speculative = vllm_config.speculative_config
         self._neural.enable_adaptive_verification = speculative.enable_adaptive_verification
-        options = read_options(vllm_config, "beside")
+        options = read_options(vllm_config, "neural")
         arguments = vllm_config, options, CPU, self.req_states, self._neural
         assert neural.attach_ngram_drafts(*arguments) == ""
         return self._neural

@@ -28,7 +28,7 @@ def make_options(**values: Any) -> Options:
         "max_num_seqs": 16,
         "max_model_len": 512,
         "keep_drafting": False,
-        "beside": False,
+        "neural": False,
         "sources": (),
     } | values
     return Options(**values)

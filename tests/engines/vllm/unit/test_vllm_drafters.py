@@ -393,7 +393,7 @@ def test_workspace_is_allocated_once(
 
 
 STORE_LINE = "ngram_npu: the store is on with scope="
-BESIDE_HINT = "StandaloneARSpeculator where more accepted tokens are expected of it than that requ"
+NEURAL_HINT = "StandaloneARSpeculator where more accepted tokens are expected of it than that requ"
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ BESIDE_HINT = "StandaloneARSpeculator where more accepted tokens are expected of
         (V2, {"k": 3}, f"ngram_npu {_C.__version__} drafts for this engine (method ngram_gp", []),
         (V1, STORE, "drafts for this engine (method custom_class)", [f"{STORE_LINE}shared: all "]),
         (V2, STORE, "V2 runner): lookup=auto ", [f"{STORE_LINE}shared: requests with the same "]),
-        (V2Neural, {}, "draft_model, V2 runner, with n-gram drafts): lookup=au", [BESIDE_HINT]),
+        (V2Neural, {}, "draft_model, V2 runner, with n-gram drafts): lookup=au", [NEURAL_HINT]),
     ],
 )
 def test_engine_start_logs_settings(

@@ -71,7 +71,7 @@ def test_variables_that_are_no_options_are_ignored(environment: pytest.MonkeyPat
     [
         ("v2", {}, (1, 16, "latest", True, None)),
         ("ngram_gpu", {}, (1, 16, "latest", True, None)),
-        ("beside", {}, (1, 16, "latest", True, None)),
+        ("neural", {}, (1, 16, "latest", True, None)),
         ("ngram", {}, (1, 16, "latest", True, 0.12)),
         ("custom_class", {}, (1, 16, "latest", True, 0.12)),
         ("custom_class", {"min_draft_probability": 0.3}, (1, 16, "latest", True, 0.3)),
@@ -90,7 +90,7 @@ def test_lookup_determines_n_grams_policy_and_probability(
     config = _read_options(method, section, prompt_lookup_min=3, prompt_lookup_max=7).ngram
     policy = config.match_policy, config.overlap, config.min_draft_probability
     assert (config.min_n, config.max_n, *policy) == expected
-    assert config.max_len == (None if method in ("v2", "ascend_v2", "beside") else 64)
+    assert config.max_len == (None if method in ("v2", "ascend_v2", "neural") else 64)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_lookup_determines_n_grams_policy_and_probability(
         ("v2", {"k": "max"}, "k: expected one of auto, got 'max'"),
         ("v2", {"min_draft_probability": 0.3}, "this runner verifies num_speculative_tokens tok"),
         ("ngram_gpu", {"min_draft_probability": 0.3}, "min_draft_probability: expected none, be"),
-        ("beside", {"lookup": "ngram"}, "lookup: expected 'auto' with a neural drafter"),
+        ("neural", {"lookup": "ngram"}, "lookup: expected 'auto' with a neural drafter"),
         ("v2", {"lookup": "ladder"}, "lookup: expected one of auto, ngram, got 'ladder'"),
         ("v2", {"lokup": "auto"}, "did you mean 'lookup'?"),
         ("v2", {"Store": True}, "did you mean 'store'?"),
@@ -220,7 +220,7 @@ def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
         ValueError, match="ngram_npu: enable_prompt_embeds: expected false, got true"
     ):
         read_options(config, "ngram_gpu")
-    for method in ("ngram", "custom_class", "v2", "ascend_v2", "beside"):
+    for method in ("ngram", "custom_class", "v2", "ascend_v2", "neural"):
         read_options(config, method)
 
 

@@ -199,7 +199,7 @@ def test_disabled_plugin_imports_nothing(switch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("switch", "beside", "is_on"),
+    ("switch", "neural", "is_on"),
     [
         *((None, None, False), (None, "1", True), (None, "true", True), (None, "0", False)),
         *(("0", "1", False), ("1", None, True), ("", None, False), ("yes", None, False)),
@@ -209,10 +209,10 @@ def test_environment_variables_enable_the_plugin(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     switch: str | None,
-    beside: str | None,
+    neural: str | None,
     is_on: bool,
 ) -> None:
-    for name, value in {"NGRAM_NPU_VLLM": switch, "NGRAM_NPU_VLLM_BESIDE": beside}.items():
+    for name, value in {"NGRAM_NPU_VLLM": switch, "NGRAM_NPU_VLLM_NEURAL": neural}.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
@@ -227,7 +227,7 @@ def test_environment_variables_enable_the_plugin(
 def test_options_without_the_switch_are_warned_about_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE"):
+    for name in ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_NEURAL"):
         monkeypatch.delenv(name, raising=False)
     ngram_npu_vllm_plugin._warn.cache_clear()
     ngram_npu_vllm_plugin.register()  # before vLLM's configuration is imported
@@ -491,7 +491,7 @@ def make_engine_config(method: str | None, in_v2: bool, **settings: Any) -> Any:
         ("ngram_gpu", False, {"min_draft_probability": 0.3}, "min_draft_probability: expected n"),
         ("ngram", False, {"store": True}, "scope: expected 'shared' with a store and 'ngram' in"),
         ("ngram_gpu", True, {"store": True, "store_seed": "/none"}, "store_seed: .*No such file"),
-        ("eagle", True, {"beside": True, "store_file": "f"}, "store_file: expected none without"),
+        ("eagle", True, {"neural": True, "store_file": "f"}, "store_file: expected none without"),
     ],
 )
 def test_invalid_options_raise_when_the_configuration_is_created(
@@ -508,8 +508,8 @@ def test_invalid_options_raise_when_the_configuration_is_created(
 @pytest.mark.parametrize(
     ("method", "in_v2", "settings"),
     [
-        ("eagle", False, {"beside": True, "store_file": "f"}),
-        ("eagle", True, {"beside": False}),
+        ("eagle", False, {"neural": True, "store_file": "f"}),
+        ("eagle", True, {"neural": False}),
         (None, True, {"lokup": "auto"}),
     ],
 )
@@ -564,13 +564,13 @@ def create_by_runner(
     module: Any = ModuleType(plugin.V2_RUNNER)
     module.init_speculator = init_speculator if state else lambda vllm_config, device: neural
     monkeypatch.setitem(sys.modules, plugin.V2_RUNNER, module)
-    plugin.install_beside()
-    plugin.install_beside()
+    plugin.install_neural()
+    plugin.install_neural()
     return module.init_speculator(vllm_config, CPU, **state)
 
 
 def make_neural_config(**settings: Any) -> Any:
-    return make_config(**{"method": "draft_model", "beside": True, **settings})
+    return make_config(**{"method": "draft_model", "neural": True, **settings})
 
 
 def test_ngram_drafts_are_added_if_enabled(
@@ -582,12 +582,12 @@ def test_ngram_drafts_are_added_if_enabled(
             StandaloneARSpeculator(), vllm_config, monkeypatch, req_states=state
         )
 
-    assert not hasattr(create_speculator(make_neural_config(beside=False)), ATTRIBUTE)
+    assert not hasattr(create_speculator(make_neural_config(neural=False)), ATTRIBUTE)
     assert caplog.messages == []
     neural = create_speculator(make_neural_config())
     assert isinstance(neural, StandaloneARSpeculator)
     assert neural.propose.__self__ is getattr(neural, ATTRIBUTE)
-    monkeypatch.setenv("NGRAM_NPU_VLLM_BESIDE", "1")
+    monkeypatch.setenv("NGRAM_NPU_VLLM_NEURAL", "1")
     vllm_config = make_neural_config()
     vllm_config.additional_config = {}
     assert hasattr(create_speculator(vllm_config), ATTRIBUTE)
@@ -635,7 +635,7 @@ def test_unsupported_neural_speculator_is_left_unchanged(
     assert not hasattr(neural, ATTRIBUTE)
     assert "propose" not in vars(neural)
     (line,) = caplog.messages
-    prefix = "ngram_npu: beside=True has no effect, the speculator is left as it is: "
+    prefix = "ngram_npu: neural=True has no effect, the speculator is left as it is: "
     assert line.startswith(prefix)
     assert reason in line
 

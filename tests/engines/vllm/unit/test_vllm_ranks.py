@@ -84,9 +84,9 @@ def report_v1_attributes(rank: int) -> list[bool]:
 
 
 def attach_to_neural_speculator(rank: int) -> str:
-    vllm_config = make_store_config(rank, store=False, ranks=2, beside=True)
+    vllm_config = make_store_config(rank, store=False, ranks=2, neural=True)
     vllm_config.speculative_config.method = "draft_model"
-    options = read_options(vllm_config, "beside")
+    options = read_options(vllm_config, "neural")
     arguments = vllm_config, options, CPU, RequestState(), StandaloneARSpeculator(vocabulary=1000)
     return neural.attach_ngram_drafts(*arguments)
 
@@ -156,7 +156,7 @@ def test_ranks_with_different_values_of_an_option_raise_if_it_changes_drafts(nam
 
 
 def test_tables_above_contain_every_option() -> None:
-    others = {"beside", "k"}
+    others = {"neural", "k"}
     assert DRAFT_OPTIONS.keys() | OTHER_OPTIONS.keys() | others == options.OPTION_TYPES.keys()
 
 

@@ -130,20 +130,20 @@ ONE_TENANT: dict[str, Any] = {**STORE, "scope": "shared"}
 ENGINES: dict[str, Any] = {
     "ngram": make_config("ngram"),
     "eagle": make_config("eagle", **STORE),
-    "eagle, V1": make_config("eagle", beside=True, **STORE),
+    "eagle, V1": make_config("eagle", neural=True, **STORE),
     "publisher": make_config("eagle", publishes=True),
     "V2": make_config("ngram_gpu", v2=True, is_async=True),
     "async": make_config("ngram_gpu", is_async=True),
     "V1 store": make_config("ngram_gpu", **STORE),
     "V2 store": make_config("ngram", v2=True, **STORE),
-    "beside": make_config("eagle", v2=True, beside=True, **STORE),
+    "neural": make_config("eagle", v2=True, neural=True, **STORE),
     "store of a publisher": make_config("ngram_gpu", publishes=True, **STORE),
     "V1 ngram": make_config("ngram", **ONE_TENANT),
     "custom class": make_config("custom_class", v2=True, **ONE_TENANT),
 }
 HIDES_KEYS = "V1 ngram", "custom class"
 PUBLISHES = "publisher", "store of a publisher"
-HAS_STORE = "V1 store", "V2 store", "beside", "store of a publisher", *HIDES_KEYS
+HAS_STORE = "V1 store", "V2 store", "neural", "store of a publisher", *HIDES_KEYS
 
 
 def reject(engines: Iterable[str], message: str) -> dict[str, str]:
@@ -255,7 +255,7 @@ def test_request_with_salt_raises_if_scheduler_omits_salts(
 ) -> None:
     assert old_text in SCHEDULER_SOURCE + REQUEST_SOURCE
     import_vllm(vllm, **{old_text: new_text})
-    for name in ("V1 store", "V2 store", "beside"):
+    for name in ("V1 store", "V2 store", "neural"):
         process_request(ENGINES[name])
         with pytest.raises(ValueError, match="cache_salt: expected none"):
             process_request(ENGINES[name], salt="a")

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 
 NUM_REQUESTS, NUM_TOKENS = 80, 10
 NUM_RANKS = 6  # number of most likely tokens that are counted separately
-METHOD = v2_runs.make_beside_method("draft_model", draft_sample_method="probabilistic")
+METHOD = v2_runs.make_neural_method("draft_model", draft_sample_method="probabilistic")
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_drafts_equal_choice_of_reference(runs: Runs, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", STORE_METHODS)
-def test_store_beside_neural_drafter_receives_and_drafts_text(runs: Runs, method: str) -> None:
+def test_store_with_neural_drafter_receives_and_drafts_text(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.num_replaced >= 15
     assert run.preemptions >= 3
