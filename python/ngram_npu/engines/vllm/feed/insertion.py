@@ -42,7 +42,9 @@ def _insert(drafter: Any, texts: Sequence[tuple[int, bytes]]) -> None:
 
 def init_v1(stock: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> None:
     """Wraps the constructor of V1's ``GPUModelRunner``. Replaces ``execute_model`` of the instance,
-    because a subclass may override the function without a call of the one that it overrides."""
+    because a subclass may override the function without a call of the one that it overrides.
+    ``_update_states``, which is wrapped for salts, may get a copy of the output without the text.
+    """
     stock(runner, *args, **kwargs)
     execute_model = runner.execute_model
 
