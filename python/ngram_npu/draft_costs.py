@@ -143,12 +143,15 @@ class DraftCosts:
         tokens behind a draft."""
         if not self._ends_drafts:
             return
-        row = _find_row(match_len, agreement)
         if is_tensor(match_len):
             _, num_kept, _ = self.copy_tables(match_len.device)
-            num_draft_tokens.clamp_(max=num_kept[row])
+            num_draft_tokens.clamp_(max=num_kept[_find_row(match_len, agreement)])
+            return
+        if agreement is None:  # the first rows, without a vector of their indices
+            kept = self._num_kept[:_NUM_MATCH_LENS].take(match_len, mode="clip")
         else:
-            np.minimum(num_draft_tokens, self._num_kept.take(row), out=num_draft_tokens)
+            kept = self._num_kept.take(_find_row(match_len, agreement))
+        np.minimum(num_draft_tokens, kept, out=num_draft_tokens)
 
     def copy_tables(
         self, device: Any, copy: Callable[[Any], Any] | None = None

@@ -1,6 +1,8 @@
-"""``_C.list_drafts``. tests/async_state/test_upload.py tests the functions that pack rows."""
+"""Tests of ``_C.count_items`` and ``_C.list_drafts``; tests/async_state/test_upload.py has the others."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,19 @@ def test_list_drafts_with_strided_drafts_returns_first_tokens(batch: int) -> Non
     counts = rng.integers(0, 6, batch, np.int32)
     lists = _C.list_drafts(drafts, counts)
     assert lists == [draft[:count].tolist() for draft, count in zip(drafts, counts, strict=True)]
+
+
+def test_count_items_returns_the_length_of_each_list() -> None:
+    assert _C.count_items([]).tolist() == []
+    counts = _C.count_items([[1, 2], [], [3]])
+    assert counts.dtype == np.int32
+    assert counts.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("lists", [[[1], 2], ([1],)])
+def test_count_items_of_other_values_raises(lists: Any) -> None:
+    with pytest.raises(TypeError):
+        _C.count_items(lists)
 
 
 @pytest.mark.parametrize("count", [-1, 6])

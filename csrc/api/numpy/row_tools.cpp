@@ -1,5 +1,5 @@
 // numpy bindings of functions for which Python or NumPy would take too long: packing rows for copies to the device, for
-// AsyncSpecState, and the drafts as the lists that vLLM's V1 model runner expects.
+// AsyncSpecState, and the lists of tokens of vLLM's V1 model runner.
 #include <string>
 #include <vector>
 
@@ -72,6 +72,18 @@ py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle 
   return joined_items;
 }
 
+// Returns the number of items of each list.
+py::array_t<int32_t> count_items(const py::list& lists) {
+  py::array_t<int32_t> counts(static_cast<py::ssize_t>(lists.size()));
+  int32_t* data = counts.mutable_data();
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const Py_ssize_t count = PyObject_Length(PyList_GET_ITEM(lists.ptr(), static_cast<Py_ssize_t>(i)));
+    if (count < 0) throw py::error_already_set();
+    data[i] = static_cast<int32_t>(count);
+  }
+  return counts;
+}
+
 // Returns the first num_draft_tokens[i] tokens of each draft as a list.
 py::list list_drafts(py::handle draft_token_ids, py::handle num_draft_tokens) {
   const api::Arguments call("list_drafts");
@@ -98,6 +110,7 @@ void define_row_tools(py::module_& m) {
   m.attr("CHUNK_ITEMS") = cpu::kChunkItems;
   m.def("pack_rows", pack_rows, arg("rows"), arg("first_chunks"), arg("min_items"), arg("split"));
   m.def("join_spans", join_spans, arg("items"), arg("begins"), arg("counts"));
+  m.def("count_items", count_items, arg("lists"));
   m.def("list_drafts", list_drafts, arg("draft_token_ids"), arg("num_draft_tokens"));
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngram_npu.engines.vllm.metrics import get_metric, make_labels
+from ngram_npu.engines.vllm.metrics import get_metric, increase, make_labels
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.tensors import Int32Array
 
@@ -63,9 +63,9 @@ class Stats:
         tokens = int(np.add.reduce(num_draft_tokens))  # takes half the time of sum()
         num_rows, num_drafts = np.count_nonzero(num_sampled), np.count_nonzero(num_draft_tokens)
         increments = 1, int(num_rows), int(num_drafts), tokens, seconds
-        for name, counter, increment in zip(_COUNTERS, self._counters, increments, strict=True):
+        for name, increment in zip(_COUNTERS, increments, strict=True):
             self._sums[name] += increment
-            counter.inc(increment)
+        increase(self._counters, increments)
 
     def end_interval(self) -> None:
         """Logs and resets the counts, if there are any."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 import ngram_npu._C as _C
@@ -65,7 +64,7 @@ class StockNgramProposer:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
         k = self.k if num_speculative_tokens > self.k else num_speculative_tokens
-        num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
+        num_sampled = _C.count_items(sampled_token_ids)
         lengths = num_tokens_no_spec[:batch]
         drafts = self.ngram_npu.step(token_ids_cpu[:batch], lengths, None, num_sampled, k)
         lists = _C.list_drafts(drafts.draft_token_ids, drafts.num_draft_tokens)
