@@ -1,4 +1,4 @@
-"""Tests of ``_C.count_items`` and ``_C.list_drafts``; tests/async_state/test_upload.py has the others."""
+"""Tests of ``_C.count_items`` and ``_C.list_drafts``; see also tests/async_state/test_upload.py."""
 
 from __future__ import annotations
 
