@@ -120,6 +120,8 @@ class ProjectCopy:
         self._gtests, self._pytest, self._twins = gtests, pytest, twins
         self.output = ""
         """The output of the last command."""
+        self._libraries_built = TREE / "build" / "libraries" / "built"
+        """Exists while the libraries are those of the copy's C++ sources."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.check_output(command, cwd=ROOT, text=True).split("\0")
         for name in filter(None, names):
@@ -134,12 +136,14 @@ class ProjectCopy:
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+            if not name.endswith(".py"):
+                self._libraries_built.unlink(missing_ok=True)
 
     def build(self, *, is_python: bool) -> bool:
         """Builds and installs the copy; returns whether it compiles. If only Python has changed,
         the libraries are not built again."""
-        libraries = TREE / "build" / "libraries"
-        if not (is_python and (libraries / "built").exists()):
+        libraries = self._libraries_built.parent
+        if not (is_python and self._libraries_built.exists()):
             commands = [["cmake", "--build", "build/libraries", "--target", *_LIBRARIES]]
             commands[0] += self._gtests
             if not (libraries / "build.ninja").exists():
@@ -148,7 +152,7 @@ class ProjectCopy:
                 commands += [["cmake", "--preset", "twins"], ["cmake", "--build", "build/twins"]]
             if any(self._execute(command) for command in commands):
                 return False
-            (libraries / "built").touch()
+            self._libraries_built.touch()
         shutil.rmtree(STAGE, ignore_errors=True)
         shutil.copytree(TREE / "python", STAGE)
         return not self._execute(["cmake", "--install", "build/libraries", "--prefix", str(STAGE)])

@@ -85,6 +85,29 @@ def test_fault_survives_only_if_all_tests_pass(
     assert (tmp_path / name).read_bytes() == original
 
 
+def test_fault_of_python_is_tested_with_libraries_that_have_no_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "csrc/core/store.h"
+    original = (mutate.ROOT / name).read_bytes()
+    built: list[bytes] = []
+
+    def execute(self: Any, command: list[str]) -> int:
+        if "_C" in command:
+            built.append((tmp_path / name).read_bytes())
+        return 0
+
+    monkeypatch.setattr(mutate, "TREE", tmp_path)
+    monkeypatch.setattr(mutate, "STAGE", tmp_path / "stage")
+    monkeypatch.setattr(mutate.ProjectCopy, "_execute", execute)
+    (tmp_path / "build" / "libraries").mkdir(parents=True)
+    copy = mutate.ProjectCopy([], [], twins=False)
+    for content, is_python in ((original + b"\n", False), (original, True), (original, True)):
+        copy.write(name, content)
+        assert copy.build(is_python=is_python)
+    assert built == [original + b"\n", original]
+
+
 FUZZ_OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slots disabled: 3\n"
 
 
