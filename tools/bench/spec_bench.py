@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
                 figures = simulate(
                     requests, drafter, k=K, batch_size=len(requests), padded="padded" in name
                 ).to_dict()
-                names = "requests", "tokens_per_step", "drafted_per_step", "us_per_call"
+                names = "requests", "tokens_per_step", "drafted_per_step"
                 values = {name: round(figures[name], 3) for name in names}
                 results.append({"category": category, "wave": wave, "drafter": name, **values})
                 print(f"{category:16} {wave:5} {name:25}", values)
