@@ -317,12 +317,18 @@ class NgramStore:
         hold_back: bool,
         **arguments: Any,
     ) -> None:
-        """Begins a step, stores its text, and then replaces drafts.
+        """Begins a step, stores its text, and then replaces drafts. The first five arguments are
+        those of both operators, the next three those of ``store_append_``.
 
         Args:
-            token_ids, num_tokens, num_sampled: as in :meth:`append`.
-            row_indices, scopes: arguments of both operators.
-            slot_indices, max_new, hold_back: arguments of ``store_append_``.
+            token_ids: [R, S], the rows after the step.
+            num_tokens: [R], their lengths.
+            num_sampled: [B], number of tokens that each request sampled.
+            row_indices: [B], row of each request.
+            scopes: [B], scope of each request.
+            slot_indices: [B], slot of each request (default: its row).
+            max_new: as in :meth:`append`.
+            hold_back: as in :meth:`append`.
             arguments: the other arguments of ``store_propose_``.
         """
         self.begin_step(num_sampled.shape[0], max_new)
