@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,6 +107,16 @@ def find_start_lines(log: str) -> list[str]:
     return [line for line in log.splitlines() if "drafts for this engine" in line]
 
 
+def find_free_port() -> int:
+    """Returns a free port below those that the system gives to other sockets, of which one could
+    get it before the server binds it."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 def assert_store_has_tokens(file: Path) -> None:
     store = NgramStore.load(file)
     store.check_integrity()
@@ -119,9 +131,7 @@ class Server:
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.log = folder / "server.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = find_free_port()
         self._url = f"http://127.0.0.1:{port}"
         self._client = OpenAI(
             api_key="none", base_url=f"{self._url}/v1", max_retries=0, timeout=120

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import kv_events as stand_ins
 import msgspec
 import pytest
 from engines import RUNNER, K, encode_corpus
-from processes import METHODS, RANK_ENVIRONMENT, Server
+from processes import METHODS, RANK_ENVIRONMENT, Server, find_free_port
 from vllm.distributed import kv_events
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher
 from vllm.sampling_params import SamplingParams
@@ -34,12 +33,6 @@ TEXT_TOKENS = 256
 HANG_S = 300.0
 # Without the penalty, the tiny model repeats itself, and requests draft from their own text.
 REPETITION_PENALTY = 1.3
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Replica:
