@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pytest
 import v2_runs
 from engines import Engine, start_engine
 from ngram_npu import NgramStore
-from ngram_npu.engines.vllm import shared_store
+from ngram_npu.engines.vllm import saving as store_saving
 from ngram_npu.engines.vllm.shared_store import vocabulary_digest
 from ngram_npu.store import file as store_file
 
@@ -32,21 +33,24 @@ def test_store_is_changed_by_calls_saved_and_seeded(
     file, result = tmp_path / "store", v2_runs.Run()
     requests = v2_runs.make_requests(model)
     method = v2_runs.METHODS["store"]
-    monkeypatch.setattr(shared_store, "BUSY_SAVE_S", 0.1)
+    monkeypatch.setattr(store_saving, "BUSY_SAVE_S", 0.1)
     saving = method.with_options(store_file=str(file))
     with start_engine(model, saving, worker_extension_cls=STORE_EXTENSION) as engine:
         vocabulary = vocabulary_digest(engine.runner.model_config)
         engine.serve(requests, result)
         num_tokens = call_store(engine, "statistics")["tokens_held"]
+        engine.serve(requests[:1], v2_runs.Run())  # a step after the last text launches the copy
         deadline = time.monotonic() + 60
-        while not (file.exists() and NgramStore.load(file).statistics.tokens_held == num_tokens):
+        while not (file.exists() and NgramStore.load(file).statistics.tokens_held >= num_tokens):
             assert time.monotonic() < deadline, "expected a save of the store while the engine runs"
             time.sleep(0.05)
+        saved = Path(shutil.copy(file, tmp_path / "saved"))
+        num_tokens = NgramStore.load(saved).statistics.tokens_held
         call_store(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
         call_store(engine, "clear")
         call_store(engine, "clear", "tenant")
         assert call_store(engine, "statistics")["tokens_held"] == 9
-        call_store(engine, "merge", str(file))
+        call_store(engine, "merge", str(saved))
         assert call_store(engine, "statistics")["tokens_held"] == 9 + num_tokens
         engine.store.check_integrity()
     assert result.find_different(runs("none")) == []
