@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import torch
-from ngram_npu.engines.vllm import shared_store
+from ngram_npu.engines.vllm import saving
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
@@ -58,7 +58,7 @@ class KilledWorker(CPUWorker):
     the store was saved."""
 
     def init_device(self) -> None:
-        shared_store.BUSY_SAVE_S = shared_store.IDLE_SAVE_S = 0.01
+        saving.BUSY_SAVE_S = saving.IDLE_SAVE_S = 0.01
         super().init_device()
         if self.rank == 1:
             drafter = _get_drafter(self)
