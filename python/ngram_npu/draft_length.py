@@ -316,17 +316,18 @@ class DraftLengthController:
                         new_ratios = [ratio / unit for ratio in old_ratios.get((other, kind), ())]
                     if other != length and new_ratios:
                         sizes.ratios[other, kind] = deque(new_ratios, maxlen=MAX_RATIOS)
-        time, tokens = self._estimate_time(sizes, 0), self.acceptance.estimate_tokens_per_step
-        goodput = gain
+        if length == 0:
+            goodput = 1.0
+        elif (time_without_drafts := self._estimate_time(sizes, 0)) is not None:
+            tokens = self.acceptance.estimate_tokens_per_step(length)
+            goodput = (tokens or 1.0) * time_without_drafts
+        else:
+            goodput = gain
         sizes.length = length
         sizes.references.clear()
         sizes.bursts[before] = sizes.bursts.get(before, (0, 0))[0], sizes.steps
         sizes.next_burst = sizes.steps + FIRST_INTERVAL
         self._set_length(sizes, length)
-        if length == 0:
-            goodput = 1.0
-        elif time is not None:
-            goodput = (tokens(length) or 1.0) * time
         if self._on_change is not None:
             change = Change(sizes.first, sizes.last, before, length, gain, goodput)
             self._on_change(change)

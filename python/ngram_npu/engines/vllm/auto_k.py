@@ -194,8 +194,9 @@ class StepObserver:
         # Short prompts, and requests that decode without drafts yet, hardly change the time.
         num_prompt_tokens = max(0, num_tokens - num_decodes * (1 + length)) // 16
         kind: Hashable = output.has_structured_output_requests, num_prompt_tokens.bit_length()
-        is_comparable = last_time is not None and length == last_length
-        seconds = now - last_time if is_comparable and last_time is not None else None
+        seconds = None
+        if last_time is not None and length == last_length:
+            seconds = now - last_time
         self.controller.observe_step(batch, length, seconds, num_decodes=num_decodes, kind=kind)
         self._num_steps += 1
         if self._num_steps == REPORT_STEPS and not self._has_changed:

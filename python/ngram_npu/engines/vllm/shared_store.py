@@ -172,15 +172,16 @@ class SharedStore:
     def _warn_about_unusable_text(self) -> None:
         """Logs a warning if no request has the scope of loaded text."""
         scopes = self.contents.scopes
-        shared, reason = scopes.get(SHARED_SCOPE, 0), ""
-        unusable = 0
+        total, shared = sum(scopes.values()), scopes.get(SHARED_SCOPE, 0)
         if self._is_private:
             unusable, reason = shared, "has no cache_salt, and scope='private'"
         elif not self.has_scopes:
-            unusable = sum(scopes.values()) - shared
+            unusable = total - shared
             reason = "has a cache_salt or a LoRA adapter, which this runner does not know"
+        else:
+            return
         if unusable:
             logger.warning(
-                f"ngram_npu: no request can draft {unusable} of {sum(scopes.values())} tokens from "
+                f"ngram_npu: no request can draft {unusable} of {total} tokens from "
                 f"{self._loaded_files}: their text {reason}"
             )
