@@ -118,23 +118,21 @@ class DeviceMemory:
         return context
 
     def prepare_copies(self, arrays: Sequence[Any]) -> None:
-        self._number = self.zeros(1)
-        self._host, self._host_number = [
-            [self._torch.zeros_like(array, device="cpu", pin_memory=True) for array in group]
-            for group in (arrays, (self._number,))
+        *self._host, self._host_number = [
+            self._torch.zeros_like(array, device="cpu", pin_memory=True)
+            for array in (*arrays, self.zeros(1))
         ]
 
     def start_copy(self, arrays: Sequence[Any]) -> None:
         self._num_started += 1
         self._num_arrays = len(arrays)
-        self._number.add_(1)
-        sources = *arrays, self._number
-        hosts = *self._host[: len(arrays)], *self._host_number
+        sources = *arrays, self.place(np.array([self._num_started], np.int32))
+        hosts = *self._host[: len(arrays)], self._host_number
         for host, source in zip(hosts, sources, strict=True):
             host.copy_(source, non_blocking=True)
 
     def take_copy(self) -> list[Int32Array] | None:
-        if self._host_number[0].numpy()[0] != self._num_started:
+        if self._host_number.numpy()[0] != self._num_started:
             return None
         hosts = [host.numpy() for host in self._host[: self._num_arrays]]
         arrays = [host.copy() for host in hosts]
