@@ -8,7 +8,7 @@ namespace {
 
 template <class T>
 void write_field(char* params, const Field& field, const T& value) {
-  std::memcpy(params + field.offset, &value, sizeof value);
+  std::memcpy(params + field.offset, static_cast<const void*>(&value), sizeof(T));
 }
 
 void write_scalar(char* params, const Field& field, int64_t value) {

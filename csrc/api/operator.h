@@ -131,7 +131,7 @@ constexpr Field make_field(size_t offset) {
 struct Argument {
   const char* declaration;
   uint32_t dtypes = 0;
-  Shape shape{};  // of a tensor; a scalar may determine a letter
+  Shape shape;    // of a tensor; a scalar may determine a letter
   Range range{};  // of a scalar
   Field field{};
 

@@ -55,7 +55,7 @@ Operator make_operator(const char* name, const char* kernel) {
     op.schema += std::string("Tensor ") + result.name;
     op.results.push_back(result);
   }
-  op.schema += ")";
+  op.schema += ')';
   op.sizes.assign(std::begin(Table::kSizes), std::end(Table::kSizes));
   op.executor = Table::kExecutor;
   op.workspace = Table::kWorkspace;

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -112,7 +113,8 @@ class TorchFrontEnd final : public api::FrontEnd {
   Executor executor() const override { return torch_executor(); }
   void run(const void* params) override { kernels_.call(device_, params); }
 
-  const Tensor& result(size_t index) const { return *results_[index]; }
+  // Valid after the call, which allocates every result.
+  const Tensor& result(size_t index) const { return *results_[index]; }  // NOLINT(bugprone-unchecked-optional-access)
 
  private:
   const LoadedKernels& kernels_;
@@ -130,7 +132,6 @@ void call_operator(size_t index, StableIValue* stack) {
   const api::Operator& op = api::operators()[index];
   std::array<std::optional<Tensor>, api::kMaxArguments> tensors;
   std::array<api::Value, api::kMaxArguments> values;
-  size_t first = api::kMaxArguments;
   for (size_t i = 0; i < op.arguments.size(); ++i) {
     const api::OperatorArgument& argument = op.arguments[i];
     if (argument.kind == api::OperatorArgument::kInt) {
@@ -139,16 +140,21 @@ void call_operator(size_t index, StableIValue* stack) {
       values[i].scalar = to<bool>(stack[i]) ? 1 : 0;
     } else {
       tensors[i] = argument.is_optional ? to<std::optional<Tensor>>(stack[i]) : to<Tensor>(stack[i]);
-      if (tensors[i]) first = smaller(first, i);
     }
   }
+  const Tensor* first = nullptr;
+  api::Device device;
   for (size_t i = 0; i < op.arguments.size(); ++i) {
-    if (!tensors[i]) continue;
-    values[i].tensor = view_of(*tensors[i]);
+    const std::optional<Tensor>& tensor = tensors[i];
+    if (!tensor) continue;
+    values[i].tensor = view_of(*tensor);
     values[i].tensor.name = op.arguments[i].name.c_str();
     values[i].is_present = true;
+    if (first != nullptr) continue;
+    first = &*tensor;
+    device = values[i].tensor.device;
   }
-  TorchFrontEnd front_end(kernels_of(index), *tensors[first], values[first].tensor.device);
+  TorchFrontEnd front_end(kernels_of(index), *first, device);
   op.call(op, values.data(), front_end);
   for (size_t i = 0; i < op.results.size(); ++i) stack[i] = from(front_end.result(i));
 }
@@ -169,8 +175,9 @@ template <size_t... kIndices>
 void define_implementations(torch::stable::detail::StableLibrary& m, std::index_sequence<kIndices...>) {
   (m.impl(api::operators()[kIndices].name, &call_boxed<kIndices>), ...);
 }
-#define NGRAM_NPU_COUNT(op, kernel) +1
-using OperatorIndices = std::make_index_sequence<NGRAM_NPU_OPERATORS(NGRAM_NPU_COUNT)>;
+#define NGRAM_NPU_NAME(op, kernel) #op,
+constexpr const char* kNames[] = {NGRAM_NPU_OPERATORS(NGRAM_NPU_NAME)};
+using OperatorIndices = std::make_index_sequence<std::size(kNames)>;
 
 STABLE_TORCH_LIBRARY(ngram_npu, m) {
   for (const api::Operator& op : api::operators()) m.def(op.schema.c_str());
