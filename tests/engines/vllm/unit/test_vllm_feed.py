@@ -13,9 +13,7 @@ import select
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,7 +25,7 @@ import pytest
 import yaml
 import zmq
 from fake_engine import STORE, V1, V2, Engine, Request, V1Async, V2Neural, make_config
-from kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from kv_events import AllBlocksCleared, BlockRemoved, KVEventBatch
 from ngram_npu.engines.vllm import drafter
 from ngram_npu.engines.vllm.feed import insertion, reader, texts
 from ngram_npu.engines.vllm.feed.insertion import ATTRIBUTE
@@ -36,51 +34,20 @@ from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import TextJoiner
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.patching import RUNNER
-from ngram_npu.store import scope_of_request
+from test_vllm_feed_texts import (
+    ANSWER,
+    BLOCK,
+    CONTEXT,
+    PIECE,
+    PROMPT,
+    VOCABULARY,
+    make_event,
+    make_text,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
-BLOCK, VOCABULARY = 16, 1000
-CONTEXT, PIECE = 16, 256
 HANG_S = 300.0
 """A test that waits longer has failed; a busy machine is faster."""
-PROMPT = list(range(100, 100 + 3 * BLOCK))
-ANSWER = list(range(300, 300 + 3 * BLOCK))
-LATER = 2 * texts.PAUSE_S
-
-
-def make_text(seed: int, num_blocks: int = 6) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCABULARY) for _ in range(num_blocks * BLOCK)]
-
-
-def make_event(
-    tokens: Sequence[int],
-    first_block: int = 0,
-    *,
-    name: str = "text",
-    keys: Sequence[Any] | None = None,
-    **fields: Any,
-) -> BlockStored:
-    """Returns the event about the full blocks of a text from ``first_block`` on. The hash of a
-    block is made of the text's ``name`` and the block's number. ``keys`` are those of the text's
-    first block."""
-    hashes = [make_hash(name, i) for i in range(first_block, len(tokens) // BLOCK)]
-    values: dict[str, Any] = {
-        "block_hashes": hashes,
-        "parent_block_hash": make_hash(name, first_block - 1) if first_block else None,
-        "token_ids": list(tokens[first_block * BLOCK : len(tokens) // BLOCK * BLOCK]),
-        "block_size": BLOCK,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "extra_keys": [keys if i == first_block == 0 else None for i in range(len(hashes))],
-        "group_idx": 0,
-    }
-    return BlockStored(**{**values, **fields})
-
-
-def make_hash(name: str, block: int) -> int:
-    return int.from_bytes(f"{name}:{block}".encode()[-8:], "big")
 
 
 # Publishers in the option, and their addresses.
@@ -139,207 +106,6 @@ def test_own_port_is_that_of_the_engine(events: dict[str, Any] | None, port: int
     assert reader._find_own_port(vllm_config) == port
 
 
-# How blocks become texts.
-
-
-class Joiner(TextJoiner):
-    """A joiner whose pieces are collected."""
-
-    def __init__(self, *, is_private: bool = False) -> None:
-        self.counters: Counter[str] = Counter()
-        self.pieces: list[tuple[int, list[int]]] = []
-        super().__init__(VOCABULARY, is_private, self.collect, self.counters)
-
-    def collect(self, scope: int, tokens: bytes) -> None:
-        self.pieces.append((scope, np.frombuffer(tokens, np.int32).tolist()))
-
-    def add(self, *events: BlockStored) -> None:
-        for event in events:
-            self.add_event(event, 0.0)
-
-    def take_pieces(self) -> list[tuple[int, list[int]]]:
-        self.deliver_paused_texts(LATER)
-        pieces, self.pieces = self.pieces, []
-        return pieces
-
-
-@pytest.mark.parametrize("num_blocks", [1, 15, 16, 17, 31, 32, 100])
-def test_blocks_of_one_text_become_pieces(num_blocks: int) -> None:
-    joiner, text = Joiner(), make_text(1, num_blocks)
-    joiner.add(make_event(text[:BLOCK]))
-    for block in range(1, num_blocks):
-        joiner.add(make_event(text[: (block + 1) * BLOCK], block))
-    pieces = [tokens for _, tokens in joiner.take_pieces()]
-    assert all(len(piece) == PIECE for piece in pieces[:-1])
-    assert all(p[-CONTEXT:] == q[:CONTEXT] for p, q in pairwise(pieces))
-    assert pieces[0] + [token for piece in pieces[1:] for token in piece[CONTEXT:]] == text
-    assert joiner.counters == {"tokens": len(text)}
-
-
-def test_text_is_delivered_when_it_pauses() -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT))
-    joiner.deliver_paused_texts(texts.PAUSE_S - 0.01)
-    assert joiner.pieces == []
-    joiner.add_event(make_event(PROMPT + ANSWER[:BLOCK], 3), 1.0)
-    joiner.deliver_paused_texts(texts.PAUSE_S)
-    assert joiner.pieces == []
-    joiner.deliver_paused_texts(texts.PAUSE_S + 1.0)
-    assert joiner.take_pieces() == [(0, PROMPT + ANSWER[:BLOCK])]
-    joiner.add(make_event(PROMPT + ANSWER, 4))
-    assert joiner.take_pieces() == [(0, ANSWER)]  # its first block is the context of the others
-
-
-def test_context_of_short_blocks_spans_several_blocks() -> None:
-    joiner, fields = Joiner(), {"block_size": 4, "extra_keys": [None] * 6}
-    joiner.add(make_event([], block_hashes=[*range(6)], token_ids=PROMPT[:24], **fields))
-    branch = {"block_size": 4, "token_ids": ANSWER[:4], "extra_keys": [None]}
-    joiner.add(make_event([], block_hashes=[7], parent_block_hash=4, **branch))
-    assert joiner.take_pieces() == [(0, PROMPT[:24]), (0, PROMPT[4:20] + ANSWER[:4])]
-
-
-def test_random_texts_with_common_prefixes_are_delivered_once() -> None:
-    rng, joiner = random.Random(5), Joiner()
-    published = [make_text(i, rng.randrange(1, 40)) for i in range(40)]
-    published += [rng.choice(published)[: BLOCK * rng.randrange(1, 5)] + t for t in published]
-    pending = []
-    for text in published:
-        # A block's hash depends on all tokens up to its end, as in vLLM.
-        ends = range(BLOCK, len(text) + 1, BLOCK)
-        pending.append((text, [hash(tuple(text[:end])) & (1 << 63) - 1 for end in ends]))
-    progress, pieces = [0] * len(pending), []
-    while unfinished := [i for i, (_, h) in enumerate(pending) if progress[i] < len(h)]:
-        i = rng.choice(unfinished)
-        text, hashes = pending[i]
-        start, end = progress[i], min(len(hashes), progress[i] + rng.randrange(1, 4))
-        progress[i] = end
-        parent = hashes[start - 1] if start else None
-        event = make_event(text[: end * BLOCK], start, block_hashes=hashes[start:end])
-        event.parent_block_hash = parent
-        joiner.add(event)
-        if rng.random() < 0.05:
-            pieces += joiner.take_pieces()
-    pieces += joiner.take_pieces()
-    different_blocks = {block for _, hashes in pending for block in hashes}
-    assert joiner.counters == {"tokens": BLOCK * len(different_blocks)}
-    strings = ["".join(map(chr, text)) for text in published]
-    for _, tokens in pieces:
-        assert len(tokens) <= PIECE
-        assert any("".join(map(chr, tokens)) in text for text in strings)
-    repeated = sum(len(tokens) for _, tokens in pieces) - joiner.counters["tokens"]
-    assert 0 <= repeated <= CONTEXT * len(pieces)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "keys", "salt"),
-    [
-        (None, None, None),
-        (None, ["tenant"], "tenant"),
-        (None, ["None"], "None"),
-        ("sql", ["sql"], None),
-        ("sql", ["sql", "tenant"], "tenant"),
-        ("sql", ["sql", "sql"], "sql"),
-    ],
-)
-@pytest.mark.parametrize("is_private", [False, True])
-def test_scope_is_read_from_first_block(
-    adapter: str | None, keys: list[str] | None, salt: str | None, is_private: bool
-) -> None:
-    joiner = Joiner(is_private=is_private)
-    fields = {"lora_name": adapter, "lora_id": 3 if adapter else None}
-    following_keys = [[adapter] if adapter else None] * 3
-    event = make_event(PROMPT, **fields, extra_keys=[keys, *following_keys[1:]])
-    joiner.add(event, make_event(PROMPT + ANSWER, 3, **fields, extra_keys=following_keys))
-    is_stored = not is_private or keys is not None
-    expected = [(scope_of_request(salt, adapter), PROMPT + ANSWER)] if is_stored else []
-    assert joiner.take_pieces() == expected
-    # Text that is private is no error.
-    assert joiner.counters["rejected"] == joiner.counters["orphans"] == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"extra_keys": None}, "a publisher without keys publishes no salts"),
-        ({"extra_keys": [None]}, "not one entry per block"),
-        ({"extra_keys": [["a", "b"], None, None]}, "two names and no adapter"),
-        ({"extra_keys": [[["image", 3]], None, None]}, "an image"),
-        ({"extra_keys": [["salt", b"digest"], None, None]}, "embeddings"),
-        ({"lora_name": "sql"}, "an adapter without its key"),
-        ({"lora_name": "sql", "extra_keys": [["tenant", "sql"], ["sql"], ["sql"]]}, "other order"),
-        ({"lora_id": 1}, "an adapter without a name"),
-        ({"token_ids": PROMPT[:-1]}, "a block that is left out"),
-        ({"block_size": 0, "token_ids": []}, "no block size"),
-        ({"block_size": -16}, "a negative block size"),
-        ({"block_hashes": [], "token_ids": [], "extra_keys": []}, "no blocks"),
-    ],
-)
-def test_block_of_unknown_content_is_rejected_with_what_follows(
-    fields: dict[str, Any], reason: str
-) -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT, **fields))
-    assert joiner.counters["rejected"] > 0, reason
-    joiner.add(make_event(PROMPT + ANSWER, 3))
-    assert joiner.counters["orphans"] == 3
-    assert joiner.take_pieces() == []
-
-
-def test_following_block_with_other_keys_is_rejected() -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT), make_event(PROMPT + ANSWER, 3, extra_keys=[["x"], None, None]))
-    assert joiner.take_pieces() == [(0, PROMPT)]
-    assert joiner.counters["rejected"] == 3
-
-
-@pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31, 2**63 - 1, -(2**63)])
-def test_text_ends_before_block_with_token_out_of_range(token: int) -> None:
-    joiner, tokens = Joiner(), list(PROMPT)
-    tokens[BLOCK + 3] = token
-    joiner.add(make_event(tokens), make_event(PROMPT + ANSWER, 3))
-    assert joiner.take_pieces() == [(0, PROMPT[:BLOCK])]
-    assert (joiner.counters["rejected"], joiner.counters["orphans"]) == (2, 3)
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_known_hash_in_another_scope_is_rejected(position: int) -> None:
-    """The tokens before the block would otherwise become the context of another scope's text."""
-    joiner, hashes = Joiner(), [7, 8, 9]
-    joiner.add(make_event(PROMPT, keys=["a"]))
-    hashes[position] = make_hash("text", position)
-    joiner.add(make_event(ANSWER, keys=["b"], block_hashes=hashes))
-    joiner.add(make_event(ANSWER + PROMPT, 3, keys=["b"], parent_block_hash=9))
-    pieces = dict(joiner.take_pieces())
-    assert pieces.pop(scope_of_request("a")) == PROMPT
-    assert pieces == ({scope_of_request("b"): ANSWER[:BLOCK]} if position else {})
-    assert joiner.counters["rejected"] == 3 - position
-
-
-@pytest.mark.parametrize(
-    "fields", [{"medium": "CPU"}, {"medium": "STORAGE"}, {"locality": "REMOTE"}, {"group_idx": 1}]
-)
-def test_event_of_other_cache_is_ignored(fields: dict[str, Any]) -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT, **fields), make_event(ANSWER))
-    assert joiner.take_pieces() == [(0, ANSWER)]
-    assert joiner.counters == {"tokens": len(ANSWER)}
-
-
-def test_number_of_remembered_blocks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MAX_BLOCKS", 20)
-    joiner = Joiner()
-    for i in range(40):
-        joiner.add(make_event(PROMPT, name=f"{i}"), make_event(PROMPT + ANSWER, 3, name="39"))
-        joiner.add(make_event(ANSWER, name="used", keys=["a"]))
-        assert len(joiner._blocks) <= 20
-    joiner.take_pieces()
-    joiner.counters.clear()
-    joiner.add(make_event(PROMPT + ANSWER, 3, name="0"))
-    assert joiner.counters == {"orphans": 3}
-    joiner.add(make_event(ANSWER + PROMPT, 3, name="used"))  # used again and again
-    assert joiner.take_pieces() == [(scope_of_request("a"), ANSWER[-CONTEXT:] + PROMPT)]
-
-
 # The reader and its publishers.
 
 
@@ -349,6 +115,7 @@ class Source:
     def __init__(self, port: int = 0) -> None:
         self.port, self.next_number = port, 0
         self._context: zmq.Context[Any] = zmq.Context()
+        CONTEXTS.append(self._context)
         self.open()
 
     def open(self) -> None:
@@ -366,9 +133,6 @@ class Source:
 
     def close(self) -> None:
         self._socket.close(linger=0)
-
-    def end(self) -> None:
-        self._context.destroy(linger=0)
 
     @property
     def address(self) -> Publisher:
@@ -418,62 +182,35 @@ class Reader:
 
 def make_feed(**options: Any) -> FeedReader:
     vllm_config = make_config(vocabulary=VOCABULARY, **{**STORE, **options})
-    FEEDS.append(FeedReader(vllm_config, read_options(vllm_config, "v2")))
-    return FEEDS[-1]
+    feed = FeedReader(vllm_config, read_options(vllm_config, "v2"))
+    CONTEXTS.append(feed._context)
+    return feed
 
 
-FEEDS: list[FeedReader] = []
+CONTEXTS: list[zmq.Context[Any]] = []
 
 
 @pytest.fixture(autouse=True)
-def _end_feeds() -> Iterator[None]:
-    """Closes the sockets, without which the feeds' contexts could not end."""
-    yield
-    while FEEDS:
-        FEEDS.pop()._context.destroy(linger=0)
-
-
-Start = Callable[..., Reader]
-Sources = Callable[..., Source]
-
-
-@pytest.fixture
-def sources() -> Iterator[Sources]:
-    created: list[Source] = []
-
-    def create(port: int = 0) -> Source:
-        created.append(Source(port))
-        return created[-1]
-
-    yield create
-    for source in created:
-        source.end()
-
-
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Starts readers whose subscriptions have reached their sources. Their texts pause at once."""
+def _end_contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes all texts pause at once. Closes all sockets, without which no context could end."""
     monkeypatch.setattr(texts, "PAUSE_S", 0.0)
-
-    def create(*sources: Source, scope: str = "shared") -> Reader:
-        subject = Reader(*(str(source.address) for source in sources), scope=scope)
-        subject.run_until(lambda: all(source.has_subscriber for source in sources))
-        subject.run_until(lambda: subject["publishers"] == len(sources))
-        return subject
-
-    return create
-
-
-@pytest.fixture(autouse=True)
-def _events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", kv_events)
+    yield
+    while CONTEXTS:
+        CONTEXTS.pop().destroy(linger=0)
+
+
+def start(*sources: Source, scope: str = "shared") -> Reader:
+    """Starts a reader whose subscriptions have reached their sources."""
+    subject = Reader(*(str(source.address) for source in sources), scope=scope)
+    subject.run_until(lambda: all(source.has_subscriber for source in sources))
+    subject.run_until(lambda: subject["publishers"] == len(sources))
+    return subject
 
 
 @pytest.mark.parametrize("scope", ["private", "shared"])
-def test_published_text_is_delivered_if_its_scope_is_shared(
-    sources: Sources, start: Start, scope: str
-) -> None:
-    source = sources()
+def test_published_text_is_delivered_if_its_scope_is_shared(scope: str) -> None:
+    source = Source()
     subject = start(source, scope=scope)
     source.publish(make_event(PROMPT, name="a"), make_event(ANSWER, name="b", keys=["tenant"]))
     subject.run_until_has(ANSWER)
@@ -483,8 +220,8 @@ def test_published_text_is_delivered_if_its_scope_is_shared(
     assert [subject[metric] for metric in metrics] == [0, 0, 0, 0]
 
 
-def test_events_without_text_are_read(sources: Sources, start: Start) -> None:
-    source = sources()
+def test_events_without_text_are_read() -> None:
+    source = Source()
     subject = start(source)
     source.publish(make_event(PROMPT), BlockRemoved([1], "GPU"))
     source.publish(AllBlocksCleared(), make_event(PROMPT + ANSWER, 3), make_event(PROMPT))
@@ -492,10 +229,8 @@ def test_events_without_text_are_read(sources: Sources, start: Start) -> None:
     assert (subject["orphans"], subject["rejected"]) == (3, 0)
 
 
-def test_gap_drops_open_text(
-    sources: Sources, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, text = sources(), make_text(1, 9)
+def test_gap_drops_open_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, text = Source(), make_text(1, 9)
     subject = start(source)
     monkeypatch.setattr(texts, "PAUSE_S", 1e9)
     source.publish(make_event(text[: 3 * BLOCK]))
@@ -513,11 +248,9 @@ def test_gap_drops_open_text(
 
 @pytest.mark.parametrize("num_missed", [0, 1, 20])
 @pytest.mark.parametrize("has_proxy", [False, True])
-def test_restarted_publisher_is_read_again(
-    sources: Sources, start: Start, num_missed: int, has_proxy: bool
-) -> None:
+def test_restarted_publisher_is_read_again(num_missed: int, has_proxy: bool) -> None:
     """Behind a proxy, which keeps the connection, its first batches may be missed too."""
-    source = sources()
+    source = Source()
     subject = start(source)
     for i in range(30):
         source.publish(make_event(make_text(i), name=f"{i}"))
@@ -535,8 +268,8 @@ def test_restarted_publisher_is_read_again(
     assert (subject["gaps"], subject["orphans"], subject["rejected"]) == (num_missed, 3, 0)
 
 
-def test_turn_reads_one_batch_of_each_publisher(sources: Sources, start: Start) -> None:
-    first, second = sources(), sources()
+def test_turn_reads_one_batch_of_each_publisher() -> None:
+    first, second = Source(), Source()
     subject = start(first, second)
     for text in (PROMPT, ANSWER):
         for source in (first, second):
@@ -568,12 +301,10 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_message_is_counted_and_costs_no_other_text(
-    sources: Sources,
-    start: Start,
     caplog: pytest.LogCaptureFixture,
     name: str,
 ) -> None:
-    source, other = sources(), sources()
+    source, other = Source(), Source()
     subject = start(source, other)
     for _ in range(2):
         number = source.next_number.to_bytes(8, "big")
@@ -589,8 +320,8 @@ def test_malformed_message_is_counted_and_costs_no_other_text(
     assert lines[0].startswith(f"ngram_npu feed: {source.address} ")
 
 
-def test_random_bytes_do_not_end_the_reader(sources: Sources, start: Start) -> None:
-    source, rng = sources(), random.Random(6)
+def test_random_bytes_do_not_end_the_reader() -> None:
+    source, rng = Source(), random.Random(6)
     subject = start(source)
     for number in range(2000):
         payload = bytearray(SAMPLE)
@@ -604,8 +335,8 @@ def test_random_bytes_do_not_end_the_reader(sources: Sources, start: Start) -> N
     assert all(0 <= min(piece) <= max(piece) < VOCABULARY for piece in subject.pieces)
 
 
-def test_huge_message_ends_only_its_connection(sources: Sources, start: Start) -> None:
-    source = sources()
+def test_huge_message_ends_only_its_connection() -> None:
+    source = Source()
     subject = start(source)
     (subscription,) = subject.feed._subscriptions.values()
     assert subscription.socket.get(zmq.RCVHWM) == 64, "further batches wait at the publisher"
@@ -620,9 +351,8 @@ def test_huge_message_ends_only_its_connection(sources: Sources, start: Start) -
 
 
 def test_address_that_answered_in_another_protocol_is_connected_again(
-    sources: Sources, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(texts, "PAUSE_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         subject = Reader(f"tcp://127.0.0.1:{port}")
@@ -631,17 +361,15 @@ def test_address_that_answered_in_another_protocol_is_connected_again(
         with connection:
             connection.sendall(10 * b"HTTP/1.1 400 Bad Request\r\n\r\n")
             subject.run_until(lambda: select.select([connection], [], [], 0)[0])
-    source = sources(port)
+    source = Source(port)
     subject.run_until(lambda: source.has_subscriber and subject["publishers"])
     source.publish(make_event(ANSWER))
     subject.run_until_has(ANSWER)
 
 
-def test_oldest_pieces_are_dropped_for_newer_ones(
-    sources: Sources, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oldest_pieces_are_dropped_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_READY_PIECES", 3)
-    source = sources()
+    source = Source()
     subject = start(source)
     monkeypatch.setattr(Reader, "run_turn", lambda self: self.feed.read(0.02))
     for i in range(5):
@@ -654,12 +382,10 @@ def test_oldest_pieces_are_dropped_for_newer_ones(
 
 
 def test_addresses_of_a_name_come_and_go(
-    sources: Sources,
-    start: Start,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first, second = sources(), sources()
+    first, second = Source(), Source()
     found = {first.address}
     monkeypatch.setattr(reader, "resolve", lambda publisher, own_port: set(found))
     subject = start(first)
@@ -694,11 +420,10 @@ def test_number_of_addresses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_thread_reads_until_it_is_closed_and_survives_errors(
-    sources: Sources,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source, errors = sources(), [RuntimeError("unexpected")] * 2
+    source, errors = Source(), [RuntimeError("unexpected")] * 2
     deliver = TextJoiner.deliver_paused_texts
 
     def fail_twice(joiner: TextJoiner, now: float) -> None:
@@ -706,7 +431,6 @@ def test_thread_reads_until_it_is_closed_and_survives_errors(
             raise errors.pop()
         deliver(joiner, now)
 
-    monkeypatch.setattr(texts, "PAUSE_S", 0.0)
     monkeypatch.setattr(TextJoiner, "deliver_paused_texts", fail_twice)
     feed = make_feed(store_feed=str(source.address))
     exported: list[Any] = []
