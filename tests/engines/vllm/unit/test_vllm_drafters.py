@@ -35,7 +35,7 @@ from fake_engine import (
 )
 from ngram_npu import _C, NgramConfig
 from ngram_npu.draft_costs import DraftCosts
-from ngram_npu.engines.vllm import NgramProposer, ascend, drafter, plugin, v1
+from ngram_npu.engines.vllm import ascend, plugin, v1
 from ngram_npu.engines.vllm.options import DEFAULT_MIN_PROBABILITY
 from ngram_npu.engines.vllm.v2 import RowDrafter
 from ngram_npu.ops import workspace_size
@@ -330,9 +330,3 @@ def test_engine_start_logs_settings(
 def test_metrics_are_off_by_default(engine_class: Any) -> None:
     assert engine_class().drafter.stats is None
     assert V1().drafter.stats is not None
-
-
-def test_first_rank_of_each_pipeline_stage_has_statistics() -> None:
-    for rank in (1, 2):  # ranks 0 and 1 are a stage; rank 2 is the first one of the next stage
-        proposer = NgramProposer(make_config(method="custom_class", rank=rank, ranks=2))
-        assert (getattr(proposer, drafter.ATTRIBUTE).stats is None) == (rank == 1)
