@@ -289,9 +289,7 @@ def test_v2_step_on_device_launches_few_kernels_and_copies_nothing(
 
 
 @pytest.mark.parametrize(("engine_class", "op"), [(V1Async, "ngram_step_"), (V2, "ngram_propose_")])
-def test_workspace_is_allocated_once(
-    monkeypatch: pytest.MonkeyPatch, engine_class: Any, op: str
-) -> None:
+def test_workspace_is_allocated_once(engine_class: Any, op: str) -> None:
     engine = engine_class()
     assert engine.drafter._workspace is None  # the CPU needs no workspace
     size = workspace_size(op, ROWS)

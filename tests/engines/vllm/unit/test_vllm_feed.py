@@ -350,9 +350,7 @@ def test_huge_message_ends_only_its_connection() -> None:
     assert subject["gaps"] == 1
 
 
-def test_address_that_answered_in_another_protocol_is_connected_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_address_that_answered_in_another_protocol_is_connected_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         subject = Reader(f"tcp://127.0.0.1:{port}")

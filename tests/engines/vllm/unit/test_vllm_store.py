@@ -228,9 +228,7 @@ def end_requests(proposer: Any) -> None:
     getattr(proposer, ATTRIBUTE).end_requests(SimpleNamespace(total_num_scheduled_tokens=0))
 
 
-def test_store_is_saved_when_no_request_runs_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_is_saved_when_no_request_runs_and_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "store"
     proposer, store = create_proposer(store_file=str(path))
     saver = getattr(proposer, ATTRIBUTE).shared_store._saver

@@ -184,7 +184,7 @@ def test_positions_beyond_requested_draft_tokens_are_empty() -> None:
 @pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
 @pytest.mark.parametrize("arguments", [{"num_speculative_tokens": 0}, {"skip_drafts": True}])
 def test_step_without_drafts_calls_no_lookup(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
+    options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     engine = V2(**options)
     engine.begin(Request("a", [1, 2, 3, 1, 2]))
