@@ -104,7 +104,7 @@ docs: .venv-docs/.ready
 	$(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install -r tools/requirements-docs.txt
 	touch $@
 
-# Builds the wheel and the source distribution in dist, and tests both in a new environment (docs/guides/release.md).
+# Builds the wheel and the source distribution in dist, and tests both in a new environment (CONTRIBUTING.md).
 RELEASE := $(BUILD)/release
 release-check: $(DIST)/.ready
 	rm -rf $(RELEASE) $(DIST)/*.tar.gz
@@ -226,7 +226,7 @@ prove: setup $(VENV)/.installed twins
 	$(VENV)/bin/ninja -C $(NEON)/googletest --quiet install
 	GTEST_FILTER='-*DeathTest*:*Fork*' $(call suite,neon,-DGTest_ROOT=$(abspath $(NEON)/root))
 
-# For a machine with an NVIDIA GPU, without a network (docs/design/gpu-targets.md): builds the package for the GPU's architecture,
+# For a machine with an NVIDIA GPU, without a network (docs/design/kernels.md): builds the package for the GPU's architecture,
 # tests and measures, in less than nine minutes. Writes the results to $$OUT, else to tools/bench/results.
 GPU := $(abspath $(BUILD)/gpu)
 ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout

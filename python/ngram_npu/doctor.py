@@ -14,7 +14,7 @@ from ngram_npu import _library, plugin_settings
 from ngram_npu.self_test import OperatorResult, run_self_test
 
 TESTED_VLLM_VERSIONS = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
-"""Releases of vLLM on which the plugin was tested (docs/guides/vllm-versions.md)."""
+"""Releases of vLLM on which the plugin was tested (docs/guides/vllm.md)."""
 
 
 @dataclass(frozen=True)

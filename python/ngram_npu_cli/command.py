@@ -170,7 +170,7 @@ _REPLAY: tuple[Option, ...] = (
 _TUNE: tuple[Option, ...] = (
     *_INPUT,
     ("--cost", {"metavar": "C|FILE"}, "time to verify one more token of a request as a share of a "
-     "step, such as 0.05; or step times of your server (docs/guides/tune.md; default: an example)"),
+     "step, such as 0.05; or step times of your server (docs/guides/logs.md; default: an example)"),
     ("--store", _SWITCH, "a setting with a store may be recommended"),
     _STORE_TOKENS,
     _DRAFTS,

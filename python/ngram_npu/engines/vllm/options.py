@@ -237,7 +237,7 @@ def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any)
     if method == "neural" and settings.get("lookup") == "ngram":
         raise ValueError("ngram_npu: lookup: expected 'auto' with a neural drafter, got 'ngram'")
     if method == "ngram_gpu" and getattr(vllm_config.model_config, "enable_prompt_embeds", False):
-        # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
+        # vLLM's own class has this limit too: docs/guides/vllm.md.
         raise ValueError(
             "ngram_npu: enable_prompt_embeds: expected false, got true, with 'ngram_gpu' in the "
             "V1 runner: its text would be wrong; use method 'ngram' or the V2 runner"
