@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections import Counter
 from typing import Any
 
@@ -59,7 +60,8 @@ class Engine:
             self._check_store(self.state.store)
 
     def _check_store(self, store: Any) -> None:
-        """Checks that the store contains texts of its scopes, each a part of plain decoding."""
+        """Checks that the store contains texts of its scopes: generated tokens of plain decoding,
+        without those that a request sampled after its end."""
         self.device.drain()
         for scope, text in check_store(store):
             self.event_counts["stored tokens"] += len(text)
@@ -69,6 +71,7 @@ class Engine:
                     for request in self.scenario.requests
                     for begin in range(len(request.prompt), len(request.decoded_tokens))
                     if request.scope == scope
+                    and begin + len(text) <= max(request.store_ends.values(), default=math.inf)
                 ), "expected a text of the scope"
 
     # One step.

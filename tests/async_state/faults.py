@@ -11,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from ngram_npu import NgramStore
 from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.async_state.device import Download
 from ngram_npu.async_state.device_state import DeviceState
@@ -155,6 +156,19 @@ def _forget_drafts(original: Any, self: AsyncSpecState, batch: Any, **options: A
     return replace(inputs, upper_seq_lens=inputs.upper_seq_lens - batch.num_scheduled_drafts)
 
 
+# The store.
+
+
+def _change_store(**replacements: Callable[[Any], Any]) -> Fault:
+    """Replaces arguments of the call that stores a step's text and drafts from the store."""
+
+    def call(original: Any, self: NgramStore, *rows: Any, **arguments: Any) -> None:
+        changed = {name: replace(arguments[name]) for name, replace in replacements.items()}
+        original(self, *rows, **{**arguments, **changed})
+
+    return patch_call(NgramStore, "append_and_propose", call)
+
+
 # Waits of the host.
 
 
@@ -202,6 +216,9 @@ FAULTS: dict[str, Fault] = {
         AsyncSpecState, "is_exact", True
     ),
     "rebuild does not wait": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
+    "all requests share text": _change_store(scopes=torch.zeros_like),
+    "scopes of other requests": _change_store(scopes=lambda scopes: scopes + 1),
+    "text is not held back": _change_store(hold_back=lambda hold_back: False),
     "upper bounds without drafts": patch_call(AsyncSpecState, "begin_step", _forget_drafts),
     "the host waits in begin_step": patch_call(AsyncSpecState, "begin_step", _wait_in_begin_step),
     "the host reads a tensor in end_step": patch_call(

@@ -140,6 +140,9 @@ class Request:
     """The expected text: `decoded_tokens` up to the stop token or the maximum length."""
     arrival_step: int
     scope: int = 0
+    store_ends: dict[int, int] = field(default_factory=dict)
+    """By admission: length after the step in which the text reached its end. Tokens of later steps
+    must not be stored."""
     tokens: list[int] = field(default_factory=list)
     """The tokens known to the scheduler."""
     upper_computed: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ngram_npu import PRIVATE_SCOPE
 from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, StepOutputs
 from ngram_npu.draft_costs import DraftCosts
 from ops import reference
@@ -56,6 +57,10 @@ _INVALID_TOKEN = 2**31 - 1
 
 def _select_valid(values: Sequence[Any], step: LaunchedStep) -> list[Any]:
     return [value for value, bad in zip(values, step.is_invalid, strict=True) if not bad]
+
+
+def _contains(text: list[int], piece: list[int]) -> bool:
+    return any(text[i : i + len(piece)] == piece for i in range(len(text) - len(piece) + 1))
 
 
 def _pad_to_k(values: list[int], k: int, padding: int) -> Any:
@@ -343,6 +348,32 @@ class SimulatedModel:
                     block, offset = divmod(mapping[n], size)
                     assert block in blocks, "expected a slot in a block of the request"
                     assert blocks.index(block) * size + offset == positions[n]
+
+    def launch_store_check(
+        self, inputs: StepInputs, outputs: StepOutputs, step: LaunchedStep
+    ) -> None:
+        """Launches a check that a draft continues the row, or is text that a request of the scope
+        generated. Also records what the store may contain of each request."""
+        slots, lengths = get_value(inputs.slot_indices), get_value(self.state.num_tokens_on_device)
+        drafts, counts = get_value(outputs.draft_token_ids), get_value(outputs.num_draft_tokens)
+
+        def check() -> None:
+            for i, request in enumerate(step.requests):
+                if step.is_discarded[i] or step.is_invalid[i]:
+                    continue
+                length = int(lengths[slots[i]])
+                if length >= len(request.expected_tokens):
+                    request.store_ends.setdefault(step.admission_numbers[i], length)
+                draft = drafts[i, : counts[i]].tolist()
+                row = request.decoded_tokens[:length]
+                assert _contains([*row, *draft][:-1], draft) or any(
+                    _contains(other.decoded_tokens[len(other.prompt) :], draft)
+                    for other in self.scenario.requests
+                    if other.scope == request.scope != PRIVATE_SCOPE
+                ), "expected a draft of the row or of the scope"
+
+        if self.scenario.invalid_probability == 0:
+            self.device.launch(check)
 
     def launch_drafter_batch_check(
         self, inputs: StepInputs, outputs: StepOutputs, step: LaunchedStep

@@ -93,6 +93,8 @@ class Stage:
             else:
                 outputs = self.state.end_step(sampled)
                 self.model.launch_drafter_batch_check(inputs, outputs, step)
+                if self.scenario.has_store:
+                    self.model.launch_store_check(inputs, outputs, step)
         drafts = outputs.draft_token_ids, outputs.num_draft_tokens
         return [*messages, *(Message(self.device, tensor) for tensor in drafts)]
 

@@ -1,18 +1,21 @@
-"""Tests drafts with several threads, and with another default device of torch."""
+"""Tests drafts with several threads, calls that let other threads run, and torch's default
+device."""
 
 from __future__ import annotations
 
 import ast
 import os
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ngram_npu
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig, NgramProposer, num_threads, set_num_threads
+from ngram_npu import NgramConfig, NgramProposer, NgramStore, Scope, num_threads, set_num_threads
 
 PROPOSER = NgramProposer(NgramConfig(min_n=2, max_n=4, k=4))
 TOKENS = np.random.default_rng(1).integers(0, 20_000, (48, 100_000), dtype=np.int32)
@@ -50,30 +53,55 @@ def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
             assert np.array_equal(tensor.numpy(), array)
 
 
-def test_other_python_threads_run_during_a_call() -> None:
-    set_num_threads(1)
-    ticks: list[int] = []
-    is_done = threading.Event()
+def fill_blocks(store: NgramStore) -> None:
+    """Fills all blocks with text of the scope 0."""
+    store.text[:] = 1
+    store.blocks[:, 0] = np.arange(1, len(store.blocks) + 1)
+    store.blocks[:, 3] = 256
 
-    def count_ticks() -> None:
+
+GIL_CALLS: dict[str, Callable[[NgramStore], object]] = {
+    "propose": lambda store: PROPOSER.propose(TOKENS, LENGTHS),
+    "clear of a scope": lambda store: store.clear(Scope(0)),
+    "clear": lambda store: store.clear(),
+    "mark_update": lambda store: store.mark_update(1),
+    "renumber": lambda store: store._renumber(),
+    "texts": lambda store: store.texts(),
+    "scopes": lambda store: store.scopes,
+    "no release": lambda store: store.text.reshape(-1).tolist(),
+}
+
+
+@pytest.mark.parametrize("name", GIL_CALLS)
+def test_long_call_releases_the_gil(name: str) -> None:
+    """Python does not take the GIL from the calling thread within the switch interval, so another
+    thread has a turn only if the call releases the GIL. On a busy machine, a single release may be
+    too short for a turn."""
+    store, turns, is_done = NgramStore(1 << 20), list[int](), threading.Event()
+
+    def take_turns() -> None:
         while not is_done.is_set():
-            ticks.append(1)
-            is_done.wait(0.0005)
+            turns.append(1)
+            time.sleep(0)
 
-    thread = threading.Thread(target=count_ticks)
-    thread.start()
+    thread, interval = threading.Thread(target=take_turns), sys.getswitchinterval()
+    sys.setswitchinterval(1000)
     try:
-        num_ticks = 0
-        for _ in range(200):
-            num_ticks_before = len(ticks)
-            PROPOSER.propose(TOKENS, LENGTHS)
-            num_ticks += len(ticks) - num_ticks_before
-            if num_ticks >= 3:
+        thread.start()
+        num_turns = 0
+        for _ in range(20):
+            fill_blocks(store)
+            time.sleep(0.001)
+            num_turns_before = len(turns)
+            GIL_CALLS[name](store)
+            num_turns += len(turns) - num_turns_before
+            if num_turns:
                 break
     finally:
         is_done.set()
+        sys.setswitchinterval(interval)
         thread.join()
-    assert num_ticks >= 3
+    assert (num_turns > 0) == (name != "no release")
 
 
 FACTORIES = {"arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "ones", "rand"}

@@ -23,10 +23,11 @@ from ngram_npu import NgramConfig, NgramStore
 pytest.importorskip("transformers")
 
 import ngram_npu.engines.transformers as adapter
+import tiny_model
 import transformers
 import transformers_models as models
 from ngram_npu.engines.transformers import drafting
-from runner import tiny_model, workload
+from runner import workload
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -144,7 +145,7 @@ FIELDS = {name for name in vars(GenerationConfig()) if name[0] != "_"} - {"trans
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return str(tiny_model.find_or_train_model())
+    return str(tiny_model.get_model_folder(name="log"))
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,9 @@ def _use_one_thread() -> Iterator[None]:
 def model_folder() -> str:
     """The folder of the tiny model."""
     pytest.importorskip("transformers")
-    from runner import tiny_model
+    import tiny_model
 
-    return str(tiny_model.find_or_train_model())
+    return str(tiny_model.get_model_folder(name="log"))
 
 
 @pytest.fixture(scope="session")

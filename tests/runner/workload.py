@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from ngram_npu import NgramConfig, NgramStore
-from runner.tiny_model import STOP_TOKEN, make_transcript
+from tiny_model import STOP_TOKEN, make_log
 from transformers import PreTrainedModel
 
 from examples.runner import Figures, Pipeline, Runner, RunnerConfig
@@ -24,7 +24,7 @@ NGRAM_BY_COST = NgramConfig(k=4, min_draft_probability=0.12)
 
 def make_prompts(count: int = 24, seed: int = 1) -> list[list[int]]:
     rng = random.Random(seed)
-    return [list(make_transcript(rng, rng.randint(1, 90))) for _ in range(count)]
+    return [list(make_log(rng, rng.randint(1, 90))) for _ in range(count)]
 
 
 def make_runner(

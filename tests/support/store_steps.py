@@ -1,15 +1,20 @@
-"""Random steps of requests that share a store, for tests that compare stores of backends."""
+"""Random steps of requests that share a store, for tests that compare stores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
+from ngram_npu import NgramStore
 from ops.reference.store import BLOCK
 from ops.specs import Array
 from ops.specs.store import CONTENTS, SCOPES, Store, new_store
+
+K = 6
+HOSTILE_TOKENS = -(2**31), -1, 0, 2**31 - 1
 
 
 def generate_steps(seed: int) -> Iterator[dict[str, Array]]:
@@ -17,6 +22,7 @@ def generate_steps(seed: int) -> Iterator[dict[str, Array]]:
     have the same phrases. Requests move to another slot, and come back, without notice."""
     rng = np.random.default_rng(seed)
     phrases = rng.integers(0, 40, (5, 30))
+    phrases[0, 10:14] = HOSTILE_TOKENS
     token_ids, num_tokens = np.zeros((6, 900), np.int32), np.zeros(6, np.int32)
     scopes, slots = np.zeros(6, np.int64), np.arange(6)
     while True:
@@ -42,11 +48,29 @@ def append_text(store: Store, rows: dict[str, Array], hold_back: bool = True) ->
     torch.ops.ngram_npu.store_append_(**arguments, max_new=BLOCK, hold_back=hold_back)
 
 
+def new_drafts(batch: int) -> dict[str, Array]:
+    """Returns the arrays that ``store_propose_`` updates, without drafts of the rows."""
+    names = "num_draft_tokens", "match_len", "agreement"
+    counts = {name: np.zeros(batch, np.int32) for name in names}
+    return {"draft_token_ids": np.full((batch, K), -1, np.int32), **counts}
+
+
+def run_step(
+    store: NgramStore, rows: dict[str, Array], convert: Callable[[Array], Any] = np.asarray
+) -> dict[str, Array]:
+    """Appends a step to a store, and returns the drafts. ``convert`` makes the arguments of the
+    arrays: tensors on the device of the store, or arrays."""
+    arguments = {name: convert(array) for name, array in rows.items()}
+    drafts = {name: convert(a) for name, a in new_drafts(len(rows["num_sampled"])).items()}
+    slot_indices = arguments.pop("slot_indices")
+    store.begin_step(len(rows["num_sampled"]), BLOCK)
+    store.append(**arguments, slot_indices=slot_indices, max_new=BLOCK)
+    store.propose(**arguments, **drafts)
+    return {name: torch.as_tensor(draft).cpu().numpy() for name, draft in drafts.items()}
+
+
 def propose_drafts(store: Store, rows: dict[str, Array]) -> dict[str, Array]:
-    batch = len(rows["num_sampled"])
-    drafts = {"draft_token_ids": np.full((batch, 6), -1, np.int32)}
-    for name in ("num_draft_tokens", "match_len", "agreement"):
-        drafts[name] = np.zeros(batch, np.int32)
+    drafts = new_drafts(len(rows["num_sampled"]))
     contents = {name: store[name] for name in CONTENTS}
     arguments = {**rows, **contents, **drafts}
     del arguments["slot_indices"]

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import pickle
-import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ngram_npu.store.store as store_module
 import numpy as np
 import pytest
 import torch
-from core.store.steps import (
-    GARBAGE,
-    MAX_NEW,
-    SCOPES,
-    K,
-    Requests,
-    append_tokens,
-    draft_after,
-    new_drafts,
-    run_step,
-)
 from ngram_npu import PRIVATE_SCOPE, IntegrityError, NgramStore, Scope, scope_of
 from ngram_npu.store import SHARED_SCOPE, scope_of_request
 from ngram_npu.store.contents import OCCURRENCES, SIZES
 from ops import reference
-from residence import compute_resident_share
+from ops.reference.store import BLOCK
+from ops.specs.store import CONTENTS, SCOPES, STORE
+from store_steps import K, generate_steps, new_drafts, run_step
 
-NAMES = ("slots", "text", "blocks", "table", "allocator")
 TINY_RINGS = [(2, 1), (3, 2), (5, 64), (16, 4096)]
 """Blocks and columns of the table. With one column, all n-grams of a length collide."""
 TEXTS = {None: [[5, 6, 7], list(range(100, 900))], "tenant": [[1, 2, 3, 4]]}
@@ -39,11 +29,41 @@ EXPECTED = [(scope_of(name), text) for name, texts in TEXTS.items() for text in 
 
 
 def make_store(num_blocks: int = 16, num_columns: int | None = None, **options: Any) -> NgramStore:
-    store = NgramStore(num_blocks * 256, **{"num_slots": 6, "max_batch": 8, **options})
+    store = NgramStore(num_blocks * BLOCK, **{"num_slots": 6, "max_batch": 8, **options})
     if num_columns is not None:
         store.table = np.zeros((len(SIZES), OCCURRENCES * num_columns), np.int32)
         store._arguments[False]["table"] = store.table
+        store._arguments.pop(True, None)
     return store
+
+
+def run_steps(store: NgramStore, seed: int, num_steps: int) -> None:
+    for _, rows in zip(range(num_steps), generate_steps(seed), strict=False):
+        run_step(store, rows)
+
+
+def append_tokens(
+    store: NgramStore, row: Sequence[int], count: int, *, slot: int = 0, hold_back: bool = False
+) -> None:
+    """Stores the last tokens of a single row."""
+    store.begin_step(1, BLOCK)
+    store.append(
+        np.array([row], np.int32),
+        np.array([len(row)], np.int32),
+        np.array([count], np.int32),
+        slot_indices=np.array([slot]),
+        max_new=BLOCK,
+        hold_back=hold_back,
+    )
+
+
+def draft_after(store: NgramStore, row: Sequence[int], scope: int = 0) -> list[int]:
+    """Returns what the store drafts after a row."""
+    drafts, one = new_drafts(1), np.ones(1, np.int32)
+    lengths, scopes = np.array([len(row)], np.int32), np.array([scope], np.int64)
+    store.propose(np.array([row], np.int32), lengths, one, scopes=scopes, **drafts)
+    tokens: list[int] = drafts["draft_token_ids"][0, : drafts["num_draft_tokens"][0]].tolist()
+    return tokens
 
 
 def set_next_number(store: NgramStore, number: int) -> None:
@@ -61,7 +81,7 @@ def read_store(store: NgramStore) -> list[tuple[int, list[int]]]:
 
 
 def arrays_of(store: NgramStore) -> dict[str, Any]:
-    return {name: getattr(store, name).copy() for name in NAMES}
+    return {name: getattr(store, name).copy() for name in STORE}
 
 
 def clear_model(model: dict[str, Any], scope: int) -> None:
@@ -80,75 +100,53 @@ def renumber_model(model: dict[str, Any]) -> None:
     while next_number - blocks - (offset + blocks) >= 1:
         offset += blocks
     assert all(number > offset for number in live)
-    for name, by in (("slots", offset), ("allocator", offset), ("table", offset * 256)):
+    for name, by in (("slots", offset), ("allocator", offset), ("table", offset * BLOCK)):
         part = model[name][:, 0] if name == "slots" else model[name]
         part[...] = np.maximum(part - by, 0)
     model["blocks"][:, :3] = np.maximum(model["blocks"][:, :3] - offset, 0)
 
 
-def run_reference_step(model: dict[str, Any], requests: Requests, step: Any) -> dict[str, Any]:
-    rows = requests.token_ids, requests.num_tokens, step.num_sampled
-    indices = {"row_indices": step.rows, "scopes": step.scopes}
-    reference.store_append_(*rows, **indices, **model, max_new=MAX_NEW)
-    contents = {name: model[name] for name in ("text", "blocks", "table")}
-    drafts = new_drafts(len(step.rows))
-    reference.store_propose_(*rows, **indices, **contents, **drafts)
+def run_reference_step(model: dict[str, Any], rows: dict[str, Any]) -> dict[str, Any]:
+    reference.store_append_(**rows, **model, max_new=BLOCK)
+    drafts = new_drafts(len(rows["num_sampled"]))
+    contents = {name: model[name] for name in CONTENTS}
+    reference.store_propose_(
+        **{name: array for name, array in rows.items() if name != "slot_indices"},
+        **contents,
+        **drafts,
+    )
     return drafts
 
 
-def run_random_steps(seed: int, size: tuple[int, int], num_steps: int, first: int = 1) -> int:
-    """Compares steps, clears and renumberings with the reference. Returns the number of drafts."""
-    store, requests = make_store(*size), Requests(seed)
-    set_next_number(store, first)
+@pytest.mark.parametrize("first_number", [1, 2**23 - 20])
+@pytest.mark.parametrize("size", TINY_RINGS)
+def test_random_steps_and_clears_match_reference(size: tuple[int, int], first_number: int) -> None:
+    """Steps with tensors and with arrays. The last block number is reached from the second number
+    on, so that the blocks are renumbered."""
+    rng = np.random.default_rng(first_number)
+    store = make_store(*size)
+    set_next_number(store, first_number)
     model = arrays_of(store)
-    num_drafts = 0
-    for _ in range(num_steps):
-        if requests.rng.random() < 0.01:
-            scope = requests.rng.choice(SCOPES)
+    num_drafts = num_renumberings = 0
+    for number, rows in zip(range(100), generate_steps(1), strict=False):
+        if rng.random() < 0.02:
+            scope = int(rng.choice(SCOPES))
             store.clear(Scope(scope))
             clear_model(model, scope)
-        step = requests.next_step()
         bound = store._max_number
-        drafts = run_step(store, requests, step)
+        drafts = run_step(store, rows, torch.from_numpy if number % 2 else np.asarray)
         if store._max_number < bound:
             renumber_model(model)
-        expected = run_reference_step(model, requests, step)
+            num_renumberings += 1
+        expected = run_reference_step(model, rows)
         for name, array in drafts.items():
             assert np.array_equal(array, expected[name]), name
         for name, array in arrays_of(store).items():
             assert np.array_equal(array, model[name]), name
         num_drafts += int((drafts["num_draft_tokens"] > 0).sum())
     store.check_integrity()
-    assert not (store.text == GARBAGE).any()
-    return num_drafts
-
-
-@pytest.mark.parametrize("size", TINY_RINGS)
-def test_random_steps_match_reference(size: tuple[int, int]) -> None:
-    num_drafts = run_random_steps(1, size, 150)
     assert num_drafts > 20 or size[1] < 64
-
-
-@pytest.mark.parametrize("size", TINY_RINGS)
-def test_random_steps_across_the_last_block_number_match_reference(size: tuple[int, int]) -> None:
-    run_random_steps(2, size, 60, first=2**23 - 20)
-
-
-def test_tensors_and_arrays_use_the_same_memory() -> None:
-    store, requests = make_store(), Requests(3)
-    for _ in range(20):
-        step = requests.next_step()
-        drafts = run_step(store, requests, step)
-        arrays = requests.token_ids, requests.num_tokens, step.num_sampled
-        indices = {"row_indices": step.rows, "scopes": step.scopes}
-        tensors = {name: torch.from_numpy(a) for name, a in new_drafts(len(step.rows)).items()}
-        store.propose(
-            *map(torch.from_numpy, arrays),
-            **{name: torch.from_numpy(a) for name, a in indices.items()},
-            **tensors,
-        )
-        for name, array in drafts.items():
-            assert np.array_equal(tensors[name], array), name
+    assert (num_renumberings > 0) == (first_number > 1)
 
 
 def test_renumbering_happens_before_the_numbers_are_used_up(
@@ -156,26 +154,32 @@ def test_renumbering_happens_before_the_numbers_are_used_up(
 ) -> None:
     """Two stores with different requests renumber in the same step."""
     monkeypatch.setattr(store_module, "END_OF_BLOCK_NUMBERS", 200)
-    stores, workloads = (make_store(8, 64), make_store(8, 64)), (Requests(1), Requests(2))
+    stores, workloads = (
+        (make_store(8, 64), make_store(8, 64)),
+        (generate_steps(1), generate_steps(2)),
+    )
     num_renumberings = 0
-    for _ in range(300):
+    for _ in range(200):
         bound = stores[0]._max_number
-        for store, requests in zip(stores, workloads, strict=True):
-            step = requests.next_step()
-            rows = requests.token_ids, requests.num_tokens, step.num_sampled
-            store.begin_step(len(requests.rows), MAX_NEW)
-            store.append(*rows, row_indices=step.rows, slot_indices=step.rows, max_new=MAX_NEW)
+        for store, workload in zip(stores, workloads, strict=True):
+            store.begin_step(6, BLOCK)
+            store.append(**next(workload), max_new=BLOCK)
             assert store.allocator[0] <= store._max_number <= 200
         assert stores[0]._max_number == stores[1]._max_number
         num_renumberings += stores[0]._max_number < bound
     assert num_renumberings > 2
 
 
+def read_resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
 def test_memory_is_known_and_committed_before_the_first_step() -> None:
+    resident_bytes = read_resident_bytes()
     store = NgramStore(num_slots=4)
     assert store.capacity == 2**20
     assert store.nbytes == 2**20 * (4 + 48) + 4096 * 32 + 5 * 32 + 8
-    assert compute_resident_share(store.table) == compute_resident_share(store.text) == 1
+    assert read_resident_bytes() - resident_bytes > 0.9 * store.nbytes
 
 
 DAMAGE: dict[str, tuple[Callable[[NgramStore], Any], str]] = {
@@ -196,9 +200,8 @@ DAMAGE: dict[str, tuple[Callable[[NgramStore], Any], str]] = {
 
 @pytest.mark.parametrize("part", DAMAGE)
 def test_check_integrity_detects_damage(part: str) -> None:
-    store, requests = make_store(16, 4096), Requests(4)
-    for _ in range(60):
-        run_step(store, requests, requests.next_step())
+    store = make_store(16, 4096)
+    run_steps(store, 4, 60)
     store.check_integrity()
     damage, message = DAMAGE[part]
     damage(store)
@@ -352,7 +355,7 @@ def test_merge_equals_adding_each_text() -> None:
     before = arrays_of(source)
     target.merge(source)
     expected = fill_store(make_store(64))
-    for name in NAMES:
+    for name in STORE:
         assert np.array_equal(getattr(target, name), getattr(expected, name)), name
         assert np.array_equal(getattr(source, name), before[name]), name
     with pytest.raises(ValueError, match="merge: expected another store, got this one"):
@@ -389,16 +392,15 @@ def test_slot_of_an_announced_request_stores_no_prompt(is_announced: bool) -> No
 
 def test_clear_leaves_no_token_of_the_scope() -> None:
     """Blocks that replaced blocks of the scope must not contain its tokens after their ends."""
-    store, requests = make_store(8, 4096), Requests(5)
-    for _ in range(120):
-        run_step(store, requests, requests.next_step())
-    for scope in SCOPES[:3]:
+    store, rng = make_store(8), np.random.default_rng(5)
+    for length in rng.integers(1, 600, 60):
+        scope = int(rng.integers(1, 6))
+        store.warm([np.full(length, scope)], scope=Scope(scope))
+    for scope in (1, 2, 3):
         store.clear(Scope(scope))
-    cleared = {request.mark for request in requests.texts if request.scope in SCOPES[:3]}
-    kept = {request.mark for request in requests.texts if request.scope in SCOPES[3:]}
     tokens = set(store.text.flatten().tolist())
-    assert not tokens & cleared
-    assert tokens & kept
+    assert tokens & {4, 5}
+    assert not tokens & {1, 2, 3}
     store.check_integrity()
     store.clear()
     assert not any(array.any() for array in arrays_of(store).values())
@@ -460,10 +462,10 @@ def test_update_after_clear_keeps_newer_text() -> None:
 
 
 def test_revision_changes_with_steps_text_and_clears() -> None:
-    store, requests = make_store(), Requests(4)
+    store = make_store()
     revisions = [store.revision]
     changes: list[Callable[[], object]] = [
-        lambda: run_step(store, requests, requests.next_step()),
+        lambda: run_steps(store, 4, 1),
         lambda: store.warm([[1, 2]]),
         lambda: store.clear("tenant"),
         store.clear,
@@ -478,7 +480,7 @@ def test_revision_changes_with_steps_text_and_clears() -> None:
 
 
 def test_threads_warm_save_and_step_concurrently(tmp_path: Any) -> None:
-    store, requests = make_store(256), Requests(8)
+    store, steps = make_store(256), generate_steps(8)
     texts = [list(range(1000 * i, 1000 * i + 50)) for i in range(1, 40)]
     is_done = threading.Event()
 
@@ -490,7 +492,7 @@ def test_threads_warm_save_and_step_concurrently(tmp_path: Any) -> None:
     saver.start()
     try:
         for text in texts:
-            run_step(store, requests, requests.next_step())
+            run_step(store, next(steps))
             store.warm([text], scope="warmed")
     finally:
         is_done.set()
@@ -499,58 +501,3 @@ def test_threads_warm_save_and_step_concurrently(tmp_path: Any) -> None:
     for text in texts:
         assert draft_after(store, text[:3], scope_of("warmed")) == text[3 : 3 + K]
     NgramStore.load(tmp_path / "store").check_integrity()
-
-
-GIL_CALLS: dict[str, Callable[[NgramStore], object]] = {
-    "clear of a scope": lambda store: store.clear(Scope(0)),
-    "clear": lambda store: store.clear(),
-    "mark_update": lambda store: store.mark_update(1),
-    "renumber": lambda store: store._renumber(),
-    "texts": lambda store: store.texts(),
-    "scopes": lambda store: store.scopes,
-}
-
-
-def measure_longest_pause(function: Callable[[], object]) -> float:
-    """Returns the longest pause of a thread that only waits for the GIL, as a share of the time of
-    the call."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    pauses, is_done = [0.0], threading.Event()
-
-    def measure_pauses() -> None:
-        last = time.perf_counter()
-        while not is_done.is_set():
-            now = time.perf_counter()
-            pauses[0] = max(pauses[0], now - last)
-            last = now
-            time.sleep(0)
-
-    thread = threading.Thread(target=measure_pauses)
-    thread.start()
-    try:
-        time.sleep(0.001)
-        pauses[0], begin = 0.0, time.perf_counter()
-        function()
-        return pauses[0] / (time.perf_counter() - begin)
-    finally:
-        is_done.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-
-
-@pytest.mark.parametrize("name", GIL_CALLS)
-def test_long_call_lets_other_threads_run(name: str) -> None:
-    """A busy machine can make a pause long, but not in each of 20 calls."""
-    store, shares = make_store(1 << 14), list[float]()
-    while len(shares) < 20 and min(shares, default=1.0) > 0.3:
-        store.text[:] = 1
-        store.blocks[:, 0] = np.arange(1, len(store.blocks) + 1)
-        store.blocks[:, 3] = 256
-        shares.append(measure_longest_pause(lambda: GIL_CALLS[name](store)))
-    assert min(shares) <= 0.3
-
-
-def test_call_that_keeps_the_gil_is_detected() -> None:
-    text = make_store(1 << 14).text.reshape(-1)
-    assert measure_longest_pause(text.tolist) > 0.5

@@ -21,11 +21,11 @@ import ngram_npu.store.store as store_module
 import numpy as np
 import pytest
 import torch
-from core.store.steps import Requests, run_step
 from core.store.test_store import EXPECTED, fill_store, make_store, read_store
 from ngram_npu import NgramStore, Scope, StoreFileError
 from ngram_npu.store import file as store_file
 from ngram_npu.store.memory import DeviceMemory, HostMemory
+from store_steps import generate_steps, run_step
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HEADER_BYTES = 72 + 32  # including the checksum
@@ -45,6 +45,8 @@ def test_loaded_store_equals_saved_store(tmp_path: Path) -> None:
     assert (loaded.checksum, loaded.capacity) == (description.checksum, store.capacity)
     assert (description.num_texts, description.num_tokens) == (3, 807)
     assert path.stat().st_size == HEADER_BYTES + 3 * 12 + 807 * 4
+    make_store().save(tmp_path / "empty")
+    assert read_store(NgramStore.load(tmp_path / "empty")) == []
     smaller = NgramStore.load(path, tokens=512)
     assert smaller.capacity == 512
     assert read_store(smaller)[-1] == EXPECTED[-1]
@@ -60,11 +62,6 @@ def test_full_store_is_saved_completely(tmp_path: Path, num_blocks: int, length:
     loaded = NgramStore.load(tmp_path / "store")
     assert read_store(loaded) == read_store(store)
     loaded.check_integrity()
-
-
-def test_store_without_text_is_saved(tmp_path: Path) -> None:
-    make_store().save(tmp_path / "store")
-    assert read_store(NgramStore.load(tmp_path / "store")) == []
 
 
 def test_save_to_link_replaces_its_target_by_a_private_file(tmp_path: Path) -> None:
@@ -287,7 +284,7 @@ def test_text_removed_before_the_file_is_replaced_is_not_saved(
 
 
 def test_steps_continue_and_clear_waits_while_text_is_copied_to_the_host() -> None:
-    store, requests = make_store(), Requests(7)
+    store, steps = make_store(), generate_steps(7)
     is_reading, may_read = threading.Event(), threading.Event()
 
     class LateMemory(HostMemory):
@@ -303,7 +300,7 @@ def test_steps_continue_and_clear_waits_while_text_is_copied_to_the_host() -> No
     reader = threading.Thread(target=store.texts)
     reader.start()
     assert is_reading.wait(30)
-    run_step(store, requests, requests.next_step())
+    run_step(store, next(steps))
     clearer = threading.Thread(target=store.clear)
     clearer.start()
     clearer.join(0.05)
@@ -378,23 +375,14 @@ def device_store(monkeypatch: pytest.MonkeyPatch) -> tuple[NgramStore, FakeRunti
         return make_store(device="fake"), runtime
 
 
-def run_step_of_tensors(store: NgramStore, requests: Requests) -> None:
-    step = requests.next_step()
-    store.begin_step(len(step.rows), 64)
-    arrays = requests.token_ids, requests.num_tokens, step.num_sampled
-    options = {"row_indices": step.rows, "scopes": step.scopes}
-    tensors = {name: torch.from_numpy(array) for name, array in options.items()}
-    store.append(*map(torch.from_numpy, arrays), **tensors, max_new=64)
-
-
 def test_store_on_device_equals_store_on_host(
     device_store: tuple[NgramStore, FakeRuntime], tmp_path: Path
 ) -> None:
     store, _ = device_store
-    host_store, host_requests, requests = make_store(), Requests(2), Requests(2)
-    for _ in range(100):
-        run_step_of_tensors(store, requests)
-        run_step(host_store, host_requests, host_requests.next_step())
+    host_store = make_store()
+    for _, rows in zip(range(30), generate_steps(2), strict=False):
+        run_step(store, rows, torch.from_numpy)
+        run_step(host_store, rows)
     assert read_store(store) == read_store(host_store)
     changes: list[Callable[[NgramStore], object]] = [
         fill_store,
@@ -414,7 +402,7 @@ def test_store_on_device_equals_store_on_host(
             assert np.array_equal(getattr(store, name), getattr(host_store, name)), name
     assert store.scopes == host_store.scopes
     with pytest.raises(ValueError, match="NgramStore: expected tensors on cpu, got arrays"):
-        run_step(store, requests, requests.next_step())
+        run_step(store, next(generate_steps(2)))
 
 
 def test_changes_and_copies_run_in_the_stream_of_the_steps(
@@ -432,7 +420,7 @@ def test_changes_and_copies_run_in_the_stream_of_the_steps(
             return func(*args, **(kwargs or {}))
 
     num_steps = runtime.num_steps
-    run_step_of_tensors(store, Requests(6))
+    run_step(store, next(generate_steps(6)), torch.from_numpy)
     assert runtime.num_steps == num_steps + 1
     calls: list[Callable[[], object]] = [
         lambda: fill_store(store),
