@@ -316,7 +316,7 @@ def tune(
     settings = [replace(setting, drafts=drafts) for setting in SETTINGS]
     requests = [
         (conversation.session, find_opening(conversation), request)
-        for _, conversation, tokenized in read_requests(reader, tokenization)
+        for conversation, tokenized in read_requests(reader, tokenization)
         for request in tokenized
     ]
     sample = make_sample(requests)

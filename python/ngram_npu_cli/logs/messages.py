@@ -26,23 +26,15 @@ _ROLES = {name: role for role, names in _ROLE_NAMES.items() for name in (role, *
 _CONTENT_KEYS = ("content", "value", "parts")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
-_REASONING_PARTS = {"thinking", "reasoning", "reasoning_text"}
-_CALL_PARTS = re.compile(r"(server_|mcp_)?tool_use|(custom_)?tool_call|function_call|mcp_call")
-_RESULT_PARTS = re.compile(r"\w*tool_result|\w+_call_(output|response)")
-_HIDDEN_PARTS = {"redacted_thinking", "summary_text"}
-"""Parts that stand for reasoning whose text is not in the log."""
+_REASONING_PARTS = {"thinking", "reasoning"}
+_CALL_PARTS = re.compile(r"(server_|mcp_)?tool_use|tool_call")
+_RESULT_PARTS = re.compile(r"\w*tool_result|tool_call_response")
+_HIDDEN_PART = "redacted_thinking"
+"""A part that stands for reasoning whose text is not in the log."""
 _MEDIA_PARTS = re.compile(r"(input_)?(image|audio|video)(_url)?")
 _OTHER_OBJECTS = {
-    *(
-        "annotations",
-        "metadata",
-        "usage",
-        "logprobs",
-        "reasoning_details",
-        "extra",
-        "cache_control",
-    ),
-    *("provider_specific_fields", "routed_experts"),
+    *("annotations", "metadata", "usage", "logprobs", "reasoning_details", "extra"),
+    *("cache_control", "provider_specific_fields", "routed_experts"),
 }
 """Keys of messages whose objects and lists are not text for the model."""
 _RENDERED = '<details type="'
@@ -85,7 +77,7 @@ class _Builder:
             raise RecordError(f"a content must be a text or a list, got {type(content).__name__}")
 
     def add_part(self, part: Any) -> None:
-        """Adds a part of a message, or an item of the Responses API."""
+        """Adds a part of a message."""
         if isinstance(part, str):
             self._texts.append(part)
             return
@@ -99,11 +91,9 @@ class _Builder:
             self.add_reasoning(get_only(part, ("thinking", "content", "text"), "reasoning")[1])
         elif _CALL_PARTS.fullmatch(kind):
             self.add_call(part)
-            if part.get("output") is not None:  # of a tool that the server has called
-                self._add_result(part)
         elif _RESULT_PARTS.fullmatch(kind):
             self._add_result(part)
-        elif kind not in _HIDDEN_PARTS and not _MEDIA_PARTS.fullmatch(kind):
+        elif kind != _HIDDEN_PART and not _MEDIA_PARTS.fullmatch(kind):
             raise RecordError(f'a part of the type "{kind:.40}" cannot be read')
 
     def add_reasoning(self, value: Any) -> None:
@@ -126,7 +116,7 @@ class _Builder:
 
     def _add_result(self, part: Record) -> None:
         """Adds the result of a tool as a separate message, which ends the message before it."""
-        _, value = get_only(part, ("content", "output", "response", "result"), "result of a tool")
+        _, value = get_only(part, ("content", "response", "result"), "result of a tool")
         self.finish()
         self._messages.append({"role": "tool", "content": read_result(value)})
 
@@ -165,10 +155,6 @@ def parse_message(item: Any) -> list[Message]:
             return []
         if _RENDERED not in content:
             return [item]
-    builder = _Builder("assistant")
-    if _is_item(item):
-        builder.add_part(item)
-        return builder.finish()
     name = item.get("from") if role is None else role
     role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
@@ -199,36 +185,9 @@ def parse_message(item: Any) -> list[Message]:
     return messages or ([{"role": role, "content": ""}] if role != "assistant" else [])
 
 
-def _is_item(item: Record) -> bool:
-    """Whether an object is an item of the Responses API that is not a message."""
-    return "role" not in item and "from" not in item and "type" in item
-
-
 def parse_messages(items: Iterable[Any]) -> list[Message]:
-    """Returns the messages of a conversation. Items of one answer of the Responses API are one
-    message."""
-    messages: list[Message] = []
-    is_after_item = False
-    for item in items:
-        parsed = parse_message(item)
-        is_item = isinstance(item, dict) and _is_item(item)
-        if (is_item or is_after_item) and messages and parsed:
-            parsed = merge_answer(messages, parsed)
-        messages += parsed
-        is_after_item = is_item
-    return messages
-
-
-def merge_answer(messages: list[Message], parsed: list[Message]) -> list[Message]:
-    """Adds the first of `parsed` to the last message, if both are the model's; returns the rest."""
-    last, first = messages[-1], parsed[0]
-    if last["role"] != "assistant" or first["role"] != "assistant":
-        return parsed
-    merged = {**last, **first, "content": last["content"] + first["content"]}
-    for key in {"reasoning_content", "tool_calls"} & last.keys() & first.keys():
-        merged[key] = last[key] + first[key]
-    messages[-1] = merged
-    return parsed[1:]
+    """Returns the messages of a conversation."""
+    return [message for item in items for message in parse_message(item)]
 
 
 def make_turns(messages: Sequence[Message], first_answer: int = 0) -> tuple[Turn, ...]:
