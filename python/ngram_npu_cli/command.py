@@ -109,7 +109,6 @@ def _count(text: str) -> int:
 _COUNT = {"type": _count, "metavar": "N"}
 _SWITCH = {"action": "store_true"}
 _FILE = {"type": Path, "metavar": "FILE"}
-_TEMPLATES = {"choices": ("auto", "default"), "default": "auto"}
 _MODES = {"choices": ("padded", "trimmed"), "default": "padded"}
 
 Option = tuple[str, dict[str, Any], str]
@@ -124,7 +123,8 @@ _INPUT: tuple[Option, ...] = (
     ("--strict", _SWITCH, "stop at a record that cannot be read (default: skip and count it)"),
     ("--tokenizer", {"metavar": "NAME|FOLDER"}, "your model's tokenizer: a Hugging Face folder, or "
      "ORG/NAME from the hub's local cache; or mistral-v1 (default), bytes"),
-    ("--chat-template", _TEMPLATES, "auto: that of the tokenizer; default: USER: ... ASSISTANT: ..."),
+    ("--chat-template", {"choices": ("auto", "default"), "default": "auto"}, "auto: that of the "
+     "tokenizer; default: USER: ... ASSISTANT: ..."),
     ("--json", {"metavar": "FILE"}, "write the result as JSON; - for stdout"),
 )  # fmt: skip
 _STORE_TOKENS: Option = (
@@ -142,8 +142,6 @@ _REPLAY: tuple[Option, ...] = (
     ("--store", _SWITCH, "draft also from the text of other conversations"),
     _STORE_TOKENS,
     _DRAFTS,
-    ("--min-draft-probability", {"type": float, "metavar": "P"}, "trimmed: end a draft where the "
-     "probability that all of it is accepted falls below P (default with --lookup auto: 0.12)"),
     ("--compare", {"metavar": "SETTING"}, "replay a second setting, such as 'lookup=ngram k=3 "
      "store'; what is not named is that of the first"),
 )  # fmt: skip
@@ -240,8 +238,7 @@ def _print_report(arguments: argparse.Namespace, report: Any, text: str) -> int:
 def _run_replay(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.replay import Setting, format_replay, parse_setting, replay
 
-    names = ("lookup", "k", "store", "drafts", "min_draft_probability")
-    settings = [Setting(**{name: getattr(arguments, name) for name in names})]
+    settings = [Setting(arguments.lookup, arguments.k, arguments.store, arguments.drafts)]
     if arguments.compare is not None:
         settings.append(parse_setting(arguments.compare, settings[0]))
     reader, tokenization = _make_reader(arguments), _make_tokenization(arguments)

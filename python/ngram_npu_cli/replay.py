@@ -25,8 +25,8 @@ Int64Array = npt.NDArray[np.int64]
 
 BATCH_SIZE = 32
 """Number of conversations that are replayed together, as by a server."""
-DEFAULT_MIN_PROBABILITY = 0.12
-"""The default of the plugin: best if verifying one more token takes 5 % of a step."""
+_MIN_PROBABILITY = 0.12
+"""The plugin's default `min_draft_probability`, with which trimmed drafts end early."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,12 @@ class Setting:
         store: Whether requests draft from each other's text.
         drafts: "padded": K tokens are verified in every step (V2, `ngram_gpu`). "trimmed": only
             those that were drafted (V1's `ngram`, the custom class, transformers).
-        min_draft_probability: Where trimmed drafts end; None: the plugin's default.
     """
 
     lookup: str = "auto"
     k: int = 5
     store: bool = False
     drafts: str = "padded"
-    min_draft_probability: float | None = None
 
     @property
     def is_padded(self) -> bool:
@@ -55,7 +53,6 @@ class Setting:
     def make_config(self) -> NgramConfig:
         """Returns the settings of the lookup. Raises an InputError for an option out of range."""
         bounds: dict[str, Any] = {}
-        probability = self.min_draft_probability
         if self.lookup == "ngram":  # V2 takes the latest match
             policy = "latest" if self.is_padded else "earliest"
             bounds = {"min_n": 2, "max_n": 5, "match_policy": policy, "overlap": False}
@@ -63,21 +60,16 @@ class Setting:
             bounds = {"min_n": int(numbers[1]), "max_n": int(numbers[2])}
         elif self.lookup != "auto":
             raise InputError(f"lookup: expected auto, ngram or MIN-MAX, got {self.lookup}")
-        elif not self.is_padded and probability is None:
-            probability = DEFAULT_MIN_PROBABILITY
-        if self.is_padded and probability is not None:
-            raise InputError("min_draft_probability: expected none with padded drafts")
+        elif not self.is_padded:
+            bounds = {"min_draft_probability": _MIN_PROBABILITY}
         try:
-            return NgramConfig(k=self.k, min_draft_probability=probability, **bounds)
+            return NgramConfig(k=self.k, **bounds)
         except ValueError as error:
             raise InputError(str(error)) from error
 
     def __str__(self) -> str:
         parts = [f"lookup={self.lookup}", f"k={self.k}", *(["store"] if self.store else [])]
-        parts += [] if self.is_padded else ["trimmed"]
-        if self.min_draft_probability is not None:
-            parts.append(f"p={self.min_draft_probability:g}")
-        return " ".join(parts)
+        return " ".join(parts if self.is_padded else [*parts, "trimmed"])
 
 
 def parse_setting(text: str, base: Setting) -> Setting:

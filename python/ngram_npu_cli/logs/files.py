@@ -103,28 +103,18 @@ def _read(file: Any, file_name: str, name: str) -> Iterator[Value]:
 
 def _read_json(file: Any, has_lines: bool, name: str) -> Iterator[Value]:
     """Yields the values of lines of JSON, or the items of a document."""
-    number = 0
-    while raw := file.readline(_MAX_LINE_BYTES + 1):
-        number += 1
+    for number, raw in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
         where = f"{name}:{number}"
         if len(raw) > _MAX_LINE_BYTES and not raw.endswith(b"\n"):
             raise InputError(f"{where}: the line is longer than {_MAX_LINE_BYTES >> 20} MiB")
         if not raw.strip():
             continue
         value = _parse(raw, where)
-        if not has_lines and isinstance(value, (InputError, list)):
-            rest = file.read()
-            if rest.strip():
-                whole = _parse(raw + rest, where)
-                if isinstance(whole, InputError) and not isinstance(value, InputError):
-                    yield where, value  # lines that are lists of messages
-                    yield from _read_json(io.BytesIO(rest), True, name)
-                    return
-                value = whole
+        if not has_lines and not isinstance(value, dict):  # a document of many lines, or an array
+            value = _parse(raw + file.read(), where)
             if isinstance(value, InputError):
                 raise value
-            is_messages = isinstance(value, list) and bool(value) and _is_message(value[0])
-            if isinstance(value, list) and not is_messages:
+            if isinstance(value, list) and not (value and _is_message(value[0])):
                 yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
             else:
                 yield where, value
