@@ -6,7 +6,6 @@ transformers loads, or that of the package `mistral-common`. No tokenizer adds s
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -309,18 +308,14 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
 def _load_mistral() -> Tokenizer:
     """Loads Mistral's first tokenizer, which is a part of the package `mistral-common`."""
     reason = f'tokenizer "{DEFAULT_TOKENIZER}"'
-    import_optional("sentencepiece", reason, "replay")  # mistral-common has a NameError without it
     package = import_optional("mistral_common", reason, "replay", "mistral-common")
-    module = importlib.import_module("mistral_common.tokens.tokenizers.sentencepiece")
     file = Path(str(package.__file__)).parent / "data" / "tokenizer.model.v1"
     if not file.is_file():
         raise InputError(f"{reason}: {file} does not exist; update mistral-common")
-    tokenizer = module.SentencePieceTokenizer(file)
+    model = import_optional("sentencepiece", reason, "replay").SentencePieceProcessor(str(file))
 
     def vocab() -> dict[str, int]:
         """Returns the map that vLLM makes. A text with several ids has the lowest of these ids."""
-        return {tokenizer.id_to_piece(i): i for i in reversed(range(tokenizer.n_words))}
+        return {model.id_to_piece(i): i for i in reversed(range(model.vocab_size()))}
 
-    return Tokenizer(
-        DEFAULT_TOKENIZER, lambda text: tokenizer.encode(text, bos=False, eos=False), None, vocab
-    )
+    return Tokenizer(DEFAULT_TOKENIZER, model.encode, None, vocab)

@@ -27,8 +27,8 @@ _CONTENT_KEYS = ("content", "value", "parts")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 _REASONING_PARTS = {"thinking", "reasoning"}
-_CALL_PARTS = re.compile(r"(server_|mcp_)?tool_use|tool_call")
-_RESULT_PARTS = re.compile(r"\w*tool_result|tool_call_response")
+_CALL_PARTS = {"tool_use", "tool_call"}
+_RESULT_PARTS = {"tool_result", "tool_call_response"}
 _HIDDEN_PART = "redacted_thinking"
 """A part that stands for reasoning whose text is not in the log."""
 _MEDIA_PARTS = re.compile(r"(input_)?(image|audio|video)(_url)?")
@@ -43,11 +43,11 @@ _RENDERED = '<details type="'
 class _Builder:
     """Collects the parts of one recorded message. The results of tools in it become messages."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, reasoning: Iterable[str]) -> None:
         self._role = role
         self._messages: list[Message] = []
         self._texts: list[str] = []
-        self._reasoning: list[str] = []
+        self._reasoning = list(reasoning)
         self._calls: list[Any] = []
 
     def finish(self, **other: Any) -> list[Message]:
@@ -84,24 +84,16 @@ class _Builder:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
             raise RecordError("a part of a content has no type")
-        if kind in _TEXT_PARTS:
-            _, text = get_only(part, ("text", "content", "refusal"), "text of a part")
-            self._texts.append(check_text("" if text is None else text, f'a part "{kind}"'))
-        elif kind in _REASONING_PARTS:
-            self.add_reasoning(get_only(part, ("thinking", "content", "text"), "reasoning")[1])
-        elif _CALL_PARTS.fullmatch(kind):
+        if kind in _TEXT_PARTS or kind in _REASONING_PARTS:
+            _, text = get_only(part, ("text", "content", "refusal", "thinking"), "text of a part")
+            texts = self._texts if kind in _TEXT_PARTS else self._reasoning
+            texts.append(check_text("" if text is None else text, f'a part "{kind}"'))
+        elif kind in _CALL_PARTS:
             self.add_call(part)
-        elif _RESULT_PARTS.fullmatch(kind):
+        elif kind in _RESULT_PARTS and self._role != "assistant":
             self._add_result(part)
         elif kind != _HIDDEN_PART and not _MEDIA_PARTS.fullmatch(kind):
             raise RecordError(f'a part of the type "{kind:.40}" cannot be read')
-
-    def add_reasoning(self, value: Any) -> None:
-        if isinstance(value, list):
-            for part in value:
-                self.add_part(part)
-        elif value is not None:
-            self._reasoning.append(check_text(value, "a reasoning"))
 
     def add_call(self, call: Any) -> None:
         function = call.get("function", call) if isinstance(call, dict) else call
@@ -159,23 +151,21 @@ def parse_message(item: Any) -> list[Message]:
     role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         raise RecordError(f"a message has no role that is known, but the keys {list_keys(item)}")
-    builder = _Builder(role)
     for key, value in item.items():
-        known = {*_CONTENT_KEYS, *_REASONING_KEYS, "tool_calls", "function_call", *_OTHER_OBJECTS}
-        if isinstance(value, (list, dict)) and value and key not in known:
+        is_known = key in (*_CONTENT_KEYS, "tool_calls") or key in _OTHER_OBJECTS
+        if isinstance(value, (list, dict)) and value and not is_known:
             raise RecordError(f'a message has the key "{key!s:.40}", which cannot be read')
-    reasoning = [item[key] for key in _REASONING_KEYS if isinstance(item.get(key), (str, list))]
-    if any(value != reasoning[0] for value in reasoning):
+    reasoning = {item[key] for key in _REASONING_KEYS if isinstance(item.get(key), str)}
+    if len(reasoning) > 1:
         raise RecordError("several keys contain different reasoning")
-    for value in reasoning[:1]:
-        builder.add_reasoning(value)
+    builder = _Builder(role, reasoning)
     key, content = get_only(item, _CONTENT_KEYS, "content of a message")
-    if not key and not {*_CONTENT_KEYS, "tool_calls", "function_call", "refusal"} & item.keys():
+    if not key and not {*_CONTENT_KEYS, "tool_calls", "refusal"} & item.keys():
         raise RecordError(f"a message has no content, but the keys {list_keys(item)}")
     is_result = role == "tool" and key != "parts"
     builder.add_content(read_result(content) if is_result else content)
     builder.add_content(item.get("refusal"))
-    for call in [*(item.get("tool_calls") or ()), *filter(None, [item.get("function_call")])]:
+    for call in item.get("tool_calls") or ():
         builder.add_call(call)
     names = ("name", "tool_call_id") if role == "tool" else ()
     other = {key: item[key] for key in names if isinstance(item.get(key), str)}
@@ -190,12 +180,12 @@ def parse_messages(items: Iterable[Any]) -> list[Message]:
     return [message for item in items for message in parse_message(item)]
 
 
-def make_turns(messages: Sequence[Message], first_answer: int = 0) -> tuple[Turn, ...]:
-    """Returns a turn for every answer from message number `first_answer` on."""
+def make_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """Returns a turn for every answer."""
     turns: list[Turn] = []
     context: list[Message] = []
-    for i, message in enumerate(messages):
-        if message["role"] == "assistant" and i >= first_answer:
+    for message in messages:
+        if message["role"] == "assistant":
             turns.append(Turn(tuple(context), message))
             context = []
         else:

@@ -55,6 +55,7 @@ class LogReader:
     _unread_files: list[str] = field(default_factory=list)
     _rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
     """The parts of conversations, by file and conversation, or by "" and the batch's custom_id."""
+    _damaged_files: set[str] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[Conversation]:
         """Yields the conversations.
@@ -157,6 +158,7 @@ class LogReader:
         except OtherKindError as error:
             self.skip(error)
         except InputError as error:
+            self._damaged_files.add(str(file))
             self.skip(RecordError(f"{where}: {str(error).removeprefix(f'{where}: ')}"))
         else:
             self._num_used += 1
@@ -185,6 +187,8 @@ class LogReader:
         """Yields the conversations of rows."""
         for (place, key), rows in self._rows.items():
             try:
+                if place in self._damaged_files and "id" not in rows[0].fields:
+                    raise RecordError("another row of the file, maybe of this conversation, is bad")
                 conversations = join_rows(rows) if place else join_batch(rows)
             except RecordError as error:
                 self.skip(RecordError(f"{rows[0].where}: {error}"), len(rows))

@@ -65,16 +65,16 @@ def make_conversations(fields: Fields, where: str) -> list[Conversation]:
     if answer is None or answer in ("", [], {}):  # empty JSON as text is an answer
         return [Conversation(make_turns(request.messages), where, request.tools)]
     conversations = []
-    for messages, ids, prompt_ids in parse_answers(answer, may_be_json=request.is_structured):
-        if ids is not None:
-            turns: tuple[Turn, ...] = (Turn(prompt_token_ids=prompt_ids, answer_token_ids=ids),)
-        elif request.whole is not None and len(messages) == 1:
-            turns = (Turn(prompt=request.whole, answer=messages[0]),)
+    for message, ids, prompt_ids in parse_answers(answer, may_be_json=request.is_structured):
+        if message is None:
+            turn = Turn(prompt_token_ids=prompt_ids, answer_token_ids=ids)
+        elif request.whole is not None:
+            turn = Turn(prompt=request.whole, answer=message)
         elif request.messages[-1]["role"] == "assistant":
             raise RecordError("the messages end with an answer, and the record has another one")
         else:
-            turns = make_turns([*request.messages, *messages], len(request.messages))
-        conversations.append(Conversation(turns, where, request.tools))
+            turn = Turn(tuple(request.messages), message)
+        conversations.append(Conversation((turn,), where, request.tools))
     return conversations
 
 
@@ -190,7 +190,8 @@ def _join_trees(rows: Sequence[Fields]) -> Iterator[list[Message]]:
     nodes: dict[str, _Node] = {}
     for fields in rows:
         content = decode_json(fields.get("content"))
-        response = content.get("id") if isinstance(content, dict) else None
+        is_answer = isinstance(content, dict) and content.get("role") == "assistant"
+        response = content.get("id") if is_answer else None
         messages = parse_message(content) if content is not None else []
         parent = None if is_empty(fields.get("parent")) else str(fields["parent"])
         node = _Node(parent, None if response is None else str(response), messages)
@@ -227,8 +228,6 @@ def _merge_answers(nodes: Iterable[_Node]) -> list[Message]:
             messages += node.messages
             if node.messages and node.response is not None:
                 answers[node.response] = messages[-1]
-        elif [message["role"] for message in (answer, *node.messages)] != ["assistant"] * 2:
-            raise RecordError("a response consists of several messages")
         else:
             for key, value in node.messages[0].items():
                 answer[key] = answer[key] + value if key in answer and key != "role" else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import RecordError
@@ -26,9 +25,9 @@ _CHOICES = re.compile(r'"choices"\s*:\s*\[\s*\{')
 
 
 class Answer(NamedTuple):
-    """An answer: its messages, more than one if the server called tools; or token ids."""
+    """An answer: a message, or token ids."""
 
-    messages: list[Message]
+    message: Message | None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
 
@@ -47,7 +46,7 @@ def parse_answers(response: Any, *, may_be_json: bool) -> list[Answer]:
     if isinstance(response, str):
         decoded = _decode_response(response) if may_be_json else None
         if decoded is None:
-            return [Answer([{"role": "assistant", "content": response}])]
+            return [Answer({"role": "assistant", "content": response})]
         response = decoded
     if isinstance(response, list):
         chunks = check_list(response, "a response")
@@ -82,12 +81,11 @@ def check_success(record: Record) -> None:
 
 
 def _check_answer(messages: list[Message]) -> Answer:
-    roles = [message["role"] for message in messages]
-    if "assistant" not in roles:
+    if not messages:
         raise RecordError("the answer is empty")
-    if {*roles} - {"assistant", "tool"} or ("assistant", "assistant") in pairwise(roles):
+    if [message["role"] for message in messages] != ["assistant"]:
         raise RecordError("the answer contains other messages than one of the model")
-    return Answer(messages)
+    return Answer(messages[0])
 
 
 def _parse_choice(choice: Record, response: Record) -> Answer:
@@ -95,7 +93,7 @@ def _parse_choice(choice: Record, response: Record) -> Answer:
     prompt_ids = choice.get("prompt_token_ids") or response.get("prompt_token_ids")
     if ids and prompt_ids:
         answer_ids, prompt_ids = map(check_token_ids, (ids, prompt_ids), ("token_ids",) * 2)
-        return Answer([], answer_ids, prompt_ids)
+        return Answer(None, answer_ids, prompt_ids)
     message = choice.get("message")
     if message is None:
         message = {"content": choice.get("text")}
