@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,7 +230,7 @@ def _render_without_reasoning(message: Message) -> str:
     parts = [message["content"]] if message["content"] else []
     for call in message.get("tool_calls", ()):
         arguments = call["function"]["arguments"]
-        if not isinstance(arguments, str):
+        if not isinstance(arguments, str):  # a text is JSON that is not complete
             arguments = json.dumps(arguments, ensure_ascii=False)
         name = json.dumps(call["function"]["name"], ensure_ascii=False)
         parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
@@ -247,7 +246,7 @@ def make_chat_template(tokenizer: Any) -> ChatTemplate | None:
         try:
             # vLLM uses this renderer too. It runs templates, untrusted programs, in a sandbox.
             text = tokenizer.apply_chat_template(
-                [_parse_arguments(message) for message in messages],
+                list(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=is_answer_next,
                 tokenize=False,
@@ -260,17 +259,6 @@ def make_chat_template(tokenizer: Any) -> ChatTemplate | None:
         return str(text)
 
     return render
-
-
-def _parse_arguments(message: Message) -> Message:
-    """Converts arguments of calls from JSON text, as in APIs, to objects for templates."""
-    calls = []
-    for call in message.get("tool_calls", ()):
-        arguments = call["function"]["arguments"]
-        with suppress(ValueError):  # a text that is not JSON is not changed
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "tool_calls": calls} if calls else message
 
 
 # Tokenizers

@@ -16,6 +16,7 @@ from log_samples import ANSWER, SHAPES, USER
 from ngram_npu.store import NgramStore, scope_of_request
 from ngram_npu_cli import command
 from ngram_npu_cli.tokenization import load_tokenizer
+from ngram_npu_cli.tune import SETTINGS
 
 PAIRS = [
     {"prompt": f"{USER} {i}", "completion": f"{ANSWER} {i}", "salt": "ab"[i % 2]} for i in range(8)
@@ -44,10 +45,12 @@ def test_tune_prints_the_recommendation_first(
     write_jsonl: Any, capsys: Any, tmp_path: Path
 ) -> None:
     path = write_jsonl(*PAIRS)
-    options = ("--tokenizer", "bytes", "--cost", "0.05", "--plot", tmp_path / "p.png")
+    options = ("--tokenizer", "bytes", "--cost", "0.05", "--plot", tmp_path / "plot.svg")
     assert run("tune", path, *options) == 0
     assert capsys.readouterr().out.startswith(("Use lookup=", "Do not speculate"))
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    drawing = (tmp_path / "plot.svg").read_text()
+    assert drawing.count("<!-- lookup=") == len(SETTINGS)
+    assert "<!-- requests at once -->" in drawing
 
 
 def test_learn_saves_the_answers_by_salt(write_jsonl: Any, capsys: Any, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_damaged_or_unknown_response_is_not_read_as_a_text(response: Any, write_
 
 
 def test_reasoning_and_calls_are_part_of_an_answer(write_jsonl: Any) -> None:
-    calls = [{"name": "Read", "arguments": '{"f": "a.py"}'}] * 2
+    calls = [{"name": "Read", "arguments": '{"f":"a.py"}'}] * 2
     message = {"role": "assistant", "content": None, "reasoning_content": "hm!"}
     message["tool_calls"] = [{"type": "function", "id": "c", "function": call} for call in calls]
     pieces = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,30 +65,15 @@ def test_padded_draft_is_filled_with_the_newest_token() -> None:
     assert figures.drafted.tolist() == [3]
 
 
-def test_drafter_gets_the_rows_of_a_model_runner() -> None:
-    resets = []
+def test_rows_are_reset_for_each_request() -> None:
+    resets: list[int] = []
 
-    class Drafter:
+    class Drafter(SettingDrafter):
         def reset(self, rows: Any) -> None:
-            resets.append(rows.tolist())
+            resets.extend(rows.tolist())
 
-        def step(self, token_ids: Any, num_tokens: Any, sampled: Any, **rows: Any) -> Any:
-            indices = rows["row_indices"]
-            indices = np.arange(len(num_tokens)) if indices is None else indices
-            for row, new in zip(indices, sampled, strict=True):
-                count = int((new >= 0).sum())
-                token_ids[row, num_tokens[row] : num_tokens[row] + count] = new[:count]
-                num_tokens[row] += count
-            drafts = np.full((len(indices), 2), 4, np.int32)
-            return SimpleNamespace(
-                draft_token_ids=drafts, num_draft_tokens=np.full(len(indices), 2, np.int32)
-            )
-
-    requests = [make_request([([1], [2, 4, 4, 4])]), make_request([([1], [2, 3])])] * 2
-    figures = simulate(requests, Drafter(), k=2, batch_size=2)
-    assert figures.steps.tolist() == [1, 1, 1, 1]
-    assert figures.tokens.tolist() == [3, 1, 3, 1]
-    assert sorted(row for rows in resets for row in rows) == [0, 0, 1, 1]
+    simulate([make_request()] * 4, Drafter(TRIMMED), k=5, batch_size=2, padded=False)
+    assert sorted(resets) == [0, 0, 1, 1]
 
 
 def test_store_drafts_from_earlier_requests() -> None:

@@ -20,7 +20,7 @@ from ngram_npu_cli.tokenization import (
 )
 
 REASONED = MESSAGES[1] | {"reasoning_content": "hm"}
-CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
 
 def make_conversation(*turns: Any, tools: Any = ()) -> Conversation:

@@ -26,7 +26,6 @@ from ngram_npu_cli.tune import (
     list_ranges,
     load_cost,
     make_sample,
-    plot_tune,
     tune,
 )
 
@@ -194,12 +193,3 @@ def test_wrong_file_of_step_times_is_an_error(content: str, tmp_path: Path) -> N
 
 def test_ranges_of_batch_sizes_are_contiguous() -> None:
     assert list_ranges({1: 8, 4: 8, 16: 3, 64: 0}) == [[1, 4, 8], [5, 16, 3], [17, 64, 0]]
-
-
-def test_plot_has_a_line_per_setting(write_jsonl: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    report = run(write_jsonl(*make_records(6)), cost=load_cost(None))
-    plot_tune(report, tmp_path / "plot", "svg")
-    drawing = (tmp_path / "plot").read_text()
-    assert drawing.count("<!-- lookup=") == len(SETTINGS)
-    assert "<!-- requests at once -->" in drawing

@@ -13,7 +13,15 @@ from typing import Any
 
 from ngram_npu.errors import RecordError
 
-from ngram_npu_cli.logs.values import Message, Record, Turn, check_text, get_only, list_keys
+from ngram_npu_cli.logs.values import (
+    Message,
+    Record,
+    Turn,
+    check_text,
+    decode_json,
+    get_only,
+    list_keys,
+)
 
 _ROLE_NAMES = {
     "user": "human",
@@ -100,6 +108,7 @@ class _Builder:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RecordError("a tool call has no name")
         _, arguments = get_only(function, ("arguments", "input"), "arguments of a call")
+        arguments = decode_json(arguments)  # a text in APIs, an object in templates
         if not isinstance(arguments, (str, dict, type(None))):
             raise RecordError("the arguments of a call must be a text or an object")
         # A call without arguments has an empty object in every template.

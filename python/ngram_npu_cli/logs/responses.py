@@ -130,7 +130,7 @@ def _is_response(value: Any) -> bool:
     choices, error = value.get("choices"), value.get("error")
     has_choices = isinstance(choices, list) and all(isinstance(item, dict) for item in choices)
     has_output = isinstance(value.get("output"), list) and "object" in value
-    inner = [value.get(key) for key in ("body", "message", "response", "delta")]
+    inner = [value.get(key) for key in ("body", "message")]
     is_message = value.get("role") == "assistant" and len(value) > 1
     has_inner = any(isinstance(item, dict) and len(item) > 1 for item in inner)
     is_error = isinstance(error, dict) and "message" in error
