@@ -338,7 +338,7 @@ def choose(
         if allow_store or not s.store:
             # V1, which verifies trimmed drafts, has one number for all batch sizes.
             families.setdefault((s.lookup, s.store, 0 if s.is_padded else s.k), []).append(s)
-    best_score, best = 0.0, dict.fromkeys(cost.batch_sizes, SETTINGS[0])
+    best_score, best = 0.0, dict[int, Setting]()
     for members in families.values():
         by_batch, score = {}, 0.0
         for b in cost.batch_sizes:
@@ -347,11 +347,11 @@ def choose(
             score += math.log(max(1.0, values[by_batch[b]]))
         if score > best_score:
             best_score, best = score, by_batch
-    lengths = {}
+    lengths = dict.fromkeys(cost.batch_sizes, 0)
     for b, s in best.items():
         speedup, residuals = counts[s][1].compute_speedup(cost, b)
-        is_sure = best_score > 0 and speedup - 2 * math.sqrt((residuals**2).sum()) > 1
-        lengths[b] = s.k if is_sure else 0
+        if speedup - 2 * math.sqrt((residuals**2).sum()) > 1:
+            lengths[b] = s.k
     if not any(lengths.values()):
         return None, lengths
     return replace(best[cost.batch_sizes[0]], k=max(lengths.values())), lengths

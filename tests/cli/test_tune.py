@@ -102,8 +102,9 @@ def test_command_has_the_largest_length_of_its_table(write_jsonl: Any) -> None:
     assert text.count("TOO FEW") == 0
 
 
-def test_nothing_that_wins_gives_the_advice_not_to_speculate(write_jsonl: Any) -> None:
-    report = run(write_jsonl(*make_records(24)), cost=StepTimes("c", share=3.0))
+@pytest.mark.parametrize("drafts", ["padded", "trimmed"])
+def test_nothing_that_wins_gives_the_advice_not_to_speculate(drafts: str, write_jsonl: Any) -> None:
+    report = run(write_jsonl(*make_records(24)), drafts=drafts, cost=StepTimes("c", share=9.0))
     assert report.choice is None
     assert {*report.lengths.values()} == {0}
     text = format_tune(report)
