@@ -65,6 +65,7 @@ SPAN = span(
     input__messages=json.dumps(_PARTS),
     output__messages=json.dumps(_ANSWER_PARTS),
 )
+_OTLP = [{"key": k, "value": {"stringValue": v}} for k, v in SPAN["attributes"].items()]
 
 
 def claude_row(number: int, message: dict[str, Any] | None, parent: int | None = None) -> Any:
@@ -131,6 +132,7 @@ PRESET_RECORDS: dict[str, list[Any]] = {
         {"type": "SPAN", "traceId": "t", "input": "a", "output": "b"},
     ],
     "opentelemetry": [SPAN, span(operation__name="execute_tool", tool__name="box")],
+    "opentelemetry, from OTLP": [{"traceId": "t", "attributes": _OTLP}],
     "claude-code": [
         {"type": "file-history-snapshot", "messageId": "u1", "snapshot": {}},
         claude_row(1, MESSAGES[0]),
