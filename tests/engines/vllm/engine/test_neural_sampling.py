@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import v2_runs
-from engines import Engine, encode_corpus, start_engine
+from engines import Engine, Method, encode_corpus, start_engine
 from ops.reference import ngram_propose
+from test_neural_engine import AUTO_LOOKUP
 from transformers import LlamaForCausalLM
 from vllm import SamplingParams
 
 NUM_REQUESTS, NUM_TOKENS = 80, 10
 NUM_RANKS = 6  # number of most likely tokens that are counted separately
-METHOD = v2_runs.make_neural_method("draft_model", draft_sample_method="probabilistic")
+METHOD = Method("draft_model", {"neural": True}, True, {"draft_sample_method": "probabilistic"})
+pytestmark = pytest.mark.prove  # takes minutes
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def _compute_chi_squared(model: Path, prompt: list[int], texts: list[list[int]])
 def _draft_token(tokens: list[int]) -> int | None:
     """Returns the first token of the n-gram draft; None if there is no draft."""
     row, length = np.array([tokens], np.int32), np.array([len(tokens)], np.int32)
-    drafts, counts, _ = ngram_propose(row, length, k=1, **v2_runs.AUTO_LOOKUP)
+    drafts, counts, _ = ngram_propose(row, length, k=1, **AUTO_LOOKUP)
     return int(drafts[0, 0]) if counts[0] else None
 
 
