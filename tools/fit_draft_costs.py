@@ -1,4 +1,4 @@
-"""Fits the package's cost table on recorded conversations (docs/design/drafts.md).
+"""Fits the package's cost table on recorded conversations (docs/design/store.md).
 
     python -m tools.fit_draft_costs [--data FOLDER] [--part odd] [--output FILE]
 

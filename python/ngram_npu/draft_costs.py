@@ -1,7 +1,7 @@
 """Contains the cost of draft tokens, by which drafts end and are compared.
 
 The cost of a draft token is -16 * log2 of the probability that it is accepted if the tokens before
-it are, in sixteenths of a bit. The table ``costs.json`` (docs/design/drafts.md) has a row for each
+it are, in sixteenths of a bit. The table ``costs.json`` (docs/design/store.md) has a row for each
 length of context: the length of the match plus the number of draft tokens before. Tokens from the
 request's own row have one column. Tokens from a store have four columns, for what the second newest
 occurrence of the n-gram says about the token.

@@ -69,7 +69,7 @@ class NgramProposer:
     these buffers in place. No call waits for a device. Rows may be slices of a larger buffer.
 
     With a store, requests also draft from other requests' text, and each call adds the sampled
-    tokens to the store (docs/guides/store.md). Each request uses a slot of the store, by default
+    tokens to the store (docs/design/store.md). Each request uses a slot of the store, by default
     the number of its row. The store recognizes rows that move; a new request in a row should be
     announced by ``store.begin_request``.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,6 +29,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+IMPORT_S = 120
+"""Time limit for the import of torch from a slow disk."""
 COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 
 
@@ -60,6 +64,9 @@ def _run(argv: Sequence[str]) -> int:
     if arguments.run is _run_doctor:
         # By default, torch imports torch_npu, which may end the process. The doctor tests this.
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        if "ngram_npu" not in sys.modules and (reason := _explain_abort()):
+            print_error(reason)
+            return EXIT_FAILED
     from ngram_npu.errors import InputError
 
     run: Callable[[argparse.Namespace], int] = arguments.run
@@ -163,7 +170,7 @@ _REPLAY: tuple[Option, ...] = (
 _TUNE: tuple[Option, ...] = (
     *_INPUT,
     ("--cost", {"metavar": "C|FILE"}, "time to verify one more token of a request as a share of a "
-     "step, such as 0.05; or step times of your server (docs/guides/tune.md; default: an example)"),
+     "step, such as 0.05; or step times of your server (docs/guides/logs.md; default: an example)"),
     ("--store", _SWITCH, "a setting with a store may be recommended"),
     _STORE_TOKENS,
     _DRAFTS,
@@ -179,6 +186,8 @@ _LEARN: tuple[Option, ...] = (
 )  # fmt: skip
 _DOCTOR: tuple[Option, ...] = (
     ("--json", _SWITCH, "print JSON"),
+    ("--pid", _COUNT, "check the settings of this process, such as a vLLM server, instead of those "
+     "of this shell"),
     ("--self-test", _SWITCH, "run every operator with each instruction set of the CPU and on each "
      "device with kernels, and compare the results with the scalar CPU kernels'"),
 )  # fmt: skip
@@ -295,10 +304,31 @@ def _run_learn(arguments: argparse.Namespace) -> int:
 
 def _run_doctor(arguments: argparse.Namespace) -> int:
     import ngram_npu
+    from ngram_npu.errors import InputError
 
-    report = ngram_npu.doctor(self_test=arguments.self_test)
+    try:
+        report = ngram_npu.doctor(self_test=arguments.self_test, pid=arguments.pid)
+    except ValueError as error:
+        raise InputError(str(error)) from error
     print(json.dumps(report.to_dict(), indent=2) if arguments.json else report)
     return EXIT_FAILED if report.problems else EXIT_OK
+
+
+def _explain_abort() -> str:
+    """Imports the package in a child process. Returns why the import ends the process, as a broken
+    torch or CUDA library may do, or that it takes too long; empty if it does neither."""
+    command = [sys.executable, "-c", "import ngram_npu"]
+    try:
+        child = subprocess.run(
+            command, stderr=subprocess.PIPE, text=True, timeout=IMPORT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"import ngram_npu (and torch) takes more than {IMPORT_S} s"
+    if child.returncode >= 0:
+        return ""
+    last_line = "".join(child.stderr.splitlines()[-1:])
+    name = signal.Signals(-child.returncode).name
+    return f"import ngram_npu (and torch) ends the process with {name}: {last_line}"
 
 
 COMMANDS: tuple[tuple[str, Callable[[argparse.Namespace], int], tuple[Option, ...], str, str], ...]

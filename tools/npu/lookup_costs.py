@@ -2,7 +2,7 @@
 
     make twins && python -m tools.npu.lookup_costs [128x8k 128x32k ...]
 
-Nothing here was measured on an NPU. The twin (docs/design/ascendc-twin.md) runs the kernels and
+Nothing here was measured on an NPU. The twin (docs/design/kernels.md) runs the kernels and
 counts bytes, instructions and accesses per pipe and core; ``MODEL`` converts the counts to times.
 The parameters of vector instructions and copies are Huawei's figures for the A2 and A3, published
 in the cost model of pto-isa (include/pto/costmodel, commit 3186c381bd49 of 21 August 2026).

@@ -79,7 +79,7 @@ Tensor empty_on_device_of(const Tensor& like, const int64_t* sizes, int32_t rank
 // Returns an executor that uses torch's thread pool (at::parallel_for) with torch.get_num_threads() threads.
 Executor torch_executor() {
   // Two threads become faster than one at 128k to 256k tokens in total, whether or not the pool is idle
-  // (docs/design/cpu.md). With 128k tokens per thread, two threads are used from 256k tokens.
+  // (docs/design/kernels.md). With 128k tokens per thread, two threads are used from 256k tokens.
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 17;
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     torch::stable::parallel_for(0, num_tasks, 1, [fn, context](int64_t begin, int64_t end) {

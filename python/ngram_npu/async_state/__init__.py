@@ -1,4 +1,4 @@
-"""Drafts for runners whose scheduler never waits for the device (docs/guides/async.md)."""
+"""Drafts for runners whose scheduler never waits for the device (docs/guides/own-runner.md)."""
 
 from ngram_npu.async_state.batch import (
     Admission,

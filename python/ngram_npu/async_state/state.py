@@ -63,7 +63,7 @@ class AsyncSpecState:
 
     With pipeline parallelism, each stage has an AsyncSpecState and calls its methods in the same
     order with the same batches. Only the last stage samples; the other stages pass the tokens that
-    they receive from it to end_step (docs/guides/async.md#pipeline-parallelism).
+    they receive from it to end_step (docs/guides/own-runner.md#pipeline-parallelism).
 
     If a device call or a wait for the device fails (for example out of memory), host and device may
     be inconsistent. Until :meth:`rebuild`, every method raises RuntimeError with that error as its

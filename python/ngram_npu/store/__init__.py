@@ -1,4 +1,4 @@
-"""The store: bounded memory of text that requests share and draft from (docs/guides/store.md)."""
+"""The store: bounded memory of text that requests share and draft from (docs/design/store.md)."""
 
 from ngram_npu.store.contents import BLOCK_TOKENS
 from ngram_npu.store.file import StoreFileError

@@ -1,4 +1,4 @@
-"""NgramStore: bounded memory of text that requests share and draft from (docs/guides/store.md)."""
+"""NgramStore: bounded memory of text that requests share and draft from (docs/design/store.md)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from repo.verify.device_faults import (
 from repo.verify.run_device_faults import detect_ascendc_fault, detect_cuda_fault, find_cuda_source
 from twins import ROOT
 
-MODES = ("fast", "resident", "hooks")  # of the CUDA twin (docs/design/cuda-twin.md)
+MODES = ("fast", "resident", "hooks")  # of the CUDA twin (docs/design/kernels.md)
 
 
 def test_parse_faults_reads_one_line_and_multi_line_faults() -> None:

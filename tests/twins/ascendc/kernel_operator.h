@@ -1,5 +1,5 @@
 // The host twin's replacement of the device library's header of the same name. It contains the part of Ascend C that
-// the kernels use, with the signatures of the open headers, and checks every call. docs/design/ascendc-twin.md states
+// the kernels use, with the signatures of the open headers, and checks every call. docs/design/kernels.md states
 // what the twin can and cannot check.
 #pragma once
 

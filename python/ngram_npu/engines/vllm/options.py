@@ -150,7 +150,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             f"{_SECTION_PATH}[{name!r}]?"
         )
     settings, sources = read_settings(vllm_config)
-    settings = {name: _check_value(name, value) for name, value in settings.items()}
+    settings = {name: check_value(name, value) for name, value in settings.items()}
     _check_method(method, settings, vllm_config)
     lookup = settings.pop("lookup", "auto")
     ngram = _make_ngram_config(lookup, method, vllm_config, settings)
@@ -237,7 +237,7 @@ def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any)
     if method == "neural" and settings.get("lookup") == "ngram":
         raise ValueError("ngram_npu: lookup: expected 'auto' with a neural drafter, got 'ngram'")
     if method == "ngram_gpu" and getattr(vllm_config.model_config, "enable_prompt_embeds", False):
-        # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
+        # vLLM's own class has this limit too: docs/guides/vllm.md.
         raise ValueError(
             "ngram_npu: enable_prompt_embeds: expected false, got true, with 'ngram_gpu' in the "
             "V1 runner: its text would be wrong; use method 'ngram' or the V2 runner"
@@ -257,7 +257,7 @@ def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any)
         )
 
 
-def _check_value(name: str, value: Any) -> Any:
+def check_value(name: str, value: Any) -> Any:
     if (choices := CHOICES.get(name)) and value not in choices:
         raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(choices)}, got {value!r}")
     if name == "store_feed" and value:
@@ -278,7 +278,7 @@ def read_neural_option(vllm_config: Any) -> bool:
 def read_k_option(vllm_config: Any) -> bool:
     """Returns whether the option ``k`` is ``"auto"``. Raises the errors of :func:`read_options`."""
     settings = read_settings(vllm_config)[0]
-    return "k" in settings and _check_value("k", settings["k"]) == "auto"
+    return "k" in settings and check_value("k", settings["k"]) == "auto"
 
 
 def has_options(vllm_config: Any) -> bool:
@@ -311,20 +311,20 @@ def find_misplaced_options(vllm_config: Any) -> list[str]:
 
 def read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the values of all options that are set, and the places where they are set."""
-    section = _read_section(getattr(vllm_config, "additional_config", None))
-    environment = _read_environment()
+    section = read_section(getattr(vllm_config, "additional_config", None))
+    environment = read_environment(os.environ)
     sources = [_SECTION_PATH] if section else []
     sources += ["the environment"] if environment.keys() - section.keys() else []
     return {**environment, **section}, tuple(sources)
 
 
-def _read_environment() -> dict[str, Any]:
+def read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     """Reads the variables of options. Others with our prefix are ignored: Kubernetes sets some for
     a service whose name begins so."""
     environment = {}
     for name in (*OPTION_TYPES, *REMOVED_OPTIONS):
         variable = PREFIX + name.upper()
-        if (text := os.environ.get(variable)) is None:
+        if (text := variables.get(variable)) is None:
             continue
         option_type = _find_option_type(name, f"the environment, as {variable}")
         try:
@@ -336,7 +336,7 @@ def _read_environment() -> dict[str, Any]:
     return environment
 
 
-def _read_section(additional_config: object) -> Mapping[str, Any]:
+def read_section(additional_config: object) -> Mapping[str, Any]:
     if not isinstance(additional_config, Mapping):  # another platform uses a class
         return {}
     for name in additional_config:

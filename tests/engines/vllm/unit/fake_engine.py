@@ -425,44 +425,11 @@ class StandaloneARSpeculator:
         self.observed_counts.append((num_sampled.tolist(), num_rejected.tolist()))
 
 
-class CandidateSpeculator:
-    """A neural speculator that writes the logits of two candidates per position, as vLLM's
-    DFlash2: before it writes new ones, it removes only its own. It has no method for outcomes."""
-
-    def __init__(self, vocabulary: int = VOCABULARY) -> None:
-        self.drafts = torch.arange(ROWS * K).reshape(ROWS, K) + 1
-        self.draft_logits = torch.full((ROWS, K, vocabulary), float("-inf"))
-        self._candidates = torch.zeros(ROWS, K, 2, dtype=torch.int64)
-
-    def propose(
-        self,
-        input_batch: Any,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: Any,
-        aux_hidden_states: Any,
-        num_sampled: Any,
-        num_rejected: Any,
-        last_sampled: Any,
-        next_prefill_tokens: Any,
-        temperature: Any,
-        seeds: Any,
-        skip_drafts: bool = False,
-        dummy_run: bool = False,
-        num_speculative_tokens: int | None = None,
-    ) -> torch.Tensor:
-        rows, drafts = input_batch.idx_mapping, self.drafts[: input_batch.num_reqs]
-        logits = self.draft_logits[rows].scatter_(2, self._candidates[rows], float("-inf"))
-        self._candidates[rows] = torch.stack((drafts, drafts + 30), 2)
-        self.draft_logits[rows] = logits.scatter_(2, self._candidates[rows], 0.5)
-        return drafts
-
-
 class V2Neural(V2):
     """The V2 runner with a neural drafter and n-gram drafts."""
 
-    def __init__(self, *, probabilistic: bool = False, neural: Any = None, **options: Any) -> None:
-        self._neural: Any = neural or StandaloneARSpeculator(probabilistic, 64)
+    def __init__(self, *, probabilistic: bool = False, **options: Any) -> None:
+        self._neural: Any = StandaloneARSpeculator(probabilistic, 64)
         super().__init__(**{"method": "draft_model", "neural": True, "vocabulary": 64, **options})
 
     def make_speculator(self, vllm_config: Any) -> Any:

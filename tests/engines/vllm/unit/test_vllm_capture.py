@@ -3,7 +3,6 @@ mode, in which a call of CUDA's runtime by another thread invalidates the captur
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -22,45 +21,32 @@ from ngram_npu.store import store as store_module
 
 
 class Device:
-    """Stands in for a CUDA device: while a graph is captured, a call by another thread fails."""
+    """Stands in for ``torch.cuda``, with the functions of it that ngram_npu calls. Records the
+    threads that call it."""
 
     def __init__(self) -> None:
-        self.errors: list[str] = []
         self.calling_threads: set[int] = set()
-        self._capturing_thread: int | None = None
 
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        self._capturing_thread = threading.get_ident()
-        yield
-        self._capturing_thread = None
-
-    def note_call(self, name: str) -> None:
-        thread = threading.get_ident()
-        self.calling_threads.add(thread)
-        if self._capturing_thread not in (None, thread):
-            self.errors.append(f"{name} in {threading.current_thread().name}")
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    # The functions of torch.cuda that ngram_npu calls.
+    def note_call(self) -> None:
+        self.calling_threads.add(threading.get_ident())
 
     def current_stream(self, device: Any) -> Any:
-        self.note_call("current_stream")
+        self.note_call()
         return None
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
-        self.note_call("stream")
+        self.note_call()
         yield
 
     def Event(self) -> Any:  # noqa: N802
-        self.note_call("Event")
+        self.note_call()
 
         def query() -> bool:
-            self.note_call("query")
+            self.note_call()
             return True
 
-        return SimpleNamespace(record=lambda: self.note_call("record"), query=query)
+        return SimpleNamespace(record=self.note_call, query=query)
 
 
 DEVICE = Device()
@@ -71,7 +57,7 @@ class DeviceTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        DEVICE.note_call(str(func))
+        DEVICE.note_call()
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -104,14 +90,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def start_engine(device: Device, path: Path) -> V2:
-    engine = V2(**STORE, store_file=str(path), metrics=True)
-    stats: Any = engine.drafter.stats
-    assert isinstance(stats, DeviceStats)
-    stats._on_host, stats._runtime = False, device
-    return engine
-
-
 def run_requests(engine: V2, name: str) -> None:
     """Runs a request, and what vLLM schedules after it has ended."""
     engine.begin(Request(name, [1], "owner"))
@@ -121,42 +99,23 @@ def run_requests(engine: V2, name: str) -> None:
     engine.add_requests(make_scheduler_output())
 
 
-def test_no_other_thread_calls_the_device_during_a_start_up(device: Device, tmp_path: Path) -> None:
+def test_only_the_thread_of_the_steps_calls_the_device(device: Device, tmp_path: Path) -> None:
     """vLLM runs dummy batches and warms up its kernels with requests before it captures graphs."""
     path = tmp_path / "store"
-    engine = start_engine(device, path)
+    engine = V2(**STORE, store_file=str(path), metrics=True)
+    stats: Any = engine.drafter.stats
+    assert isinstance(stats, DeviceStats)
+    stats._on_host, stats._runtime = False, device
     num_threads = threading.active_count()
-    rows = [0]
-    engine.propose(rows, {"dummy": [1]}, dummy_run=True)
+    engine.propose([0], {"dummy": [1]}, dummy_run=True)
     assert threading.active_count() == num_threads, "expected no thread before the first step"
-    run_requests(engine, "_warmup_0_")
-    for _ in range(3):
-        with device.capture():
-            engine.propose(rows, {"dummy": [1]}, dummy_run=True)
-            time.sleep(0.1)  # lets other threads run
-        run_requests(engine, "request")
+    for name in ("_warmup_0_", "a", "b", "c"):
+        run_requests(engine, name)
+        engine.propose([0], {"dummy": [1]}, dummy_run=True)
+        time.sleep(0.1)  # lets other threads run
     deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert device.errors == []
+    assert threading.active_count() > num_threads
     assert device.calling_threads == {threading.get_ident()}
-
-
-def test_thread_that_calls_the_device_during_a_capture_is_detected(
-    device: Device, tmp_path: Path
-) -> None:
-    engine = start_engine(device, tmp_path / "store")
-    for call in (lambda: engine.store.statistics, lambda: engine.store.save(tmp_path / "other")):
-        with device.capture():
-            thread = threading.Thread(target=_suppress_errors, args=(call,))
-            thread.start()
-            thread.join()
-        assert device.errors.pop()
-    with device.capture():
-        assert engine.store.statistics.tokens_held == 0
-
-
-def _suppress_errors(call: Any) -> None:
-    with contextlib.suppress(RuntimeError):
-        call()

@@ -13,9 +13,7 @@ import select
 import socket
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,9 +24,8 @@ import numpy as np
 import pytest
 import yaml
 import zmq
-from conftest import FakeVLLM
 from fake_engine import STORE, V1, V2, Engine, Request, V1Async, V2Neural, make_config
-from kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from kv_events import AllBlocksCleared, BlockRemoved, KVEventBatch
 from ngram_npu.engines.vllm import drafter
 from ngram_npu.engines.vllm.feed import insertion, reader, texts
 from ngram_npu.engines.vllm.feed.insertion import ATTRIBUTE
@@ -36,52 +33,21 @@ from ngram_npu.engines.vllm.feed.publishers import Publisher, parse_publishers, 
 from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import TextJoiner
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.patching import RUNNER, SCHEDULER
-from ngram_npu.store import scope_of_request
+from ngram_npu.engines.vllm.patching import RUNNER
+from test_vllm_feed_texts import (
+    ANSWER,
+    BLOCK,
+    CONTEXT,
+    PIECE,
+    PROMPT,
+    VOCABULARY,
+    make_event,
+    make_text,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
-BLOCK, VOCABULARY = 16, 1000
-CONTEXT, PIECE = 16, 256
 HANG_S = 300.0
 """A test that waits longer has failed; a busy machine is faster."""
-PROMPT = list(range(100, 100 + 3 * BLOCK))
-ANSWER = list(range(300, 300 + 3 * BLOCK))
-LATER = 2 * texts.PAUSE_S
-
-
-def make_text(seed: int, num_blocks: int = 6) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCABULARY) for _ in range(num_blocks * BLOCK)]
-
-
-def make_event(
-    tokens: Sequence[int],
-    first_block: int = 0,
-    *,
-    name: str = "text",
-    keys: Sequence[Any] | None = None,
-    **fields: Any,
-) -> BlockStored:
-    """Returns the event about the full blocks of a text from ``first_block`` on. The hash of a
-    block is made of the text's ``name`` and the block's number. ``keys`` are those of the text's
-    first block."""
-    hashes = [make_hash(name, i) for i in range(first_block, len(tokens) // BLOCK)]
-    values: dict[str, Any] = {
-        "block_hashes": hashes,
-        "parent_block_hash": make_hash(name, first_block - 1) if first_block else None,
-        "token_ids": list(tokens[first_block * BLOCK : len(tokens) // BLOCK * BLOCK]),
-        "block_size": BLOCK,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "extra_keys": [keys if i == first_block == 0 else None for i in range(len(hashes))],
-        "group_idx": 0,
-    }
-    return BlockStored(**{**values, **fields})
-
-
-def make_hash(name: str, block: int) -> int:
-    return int.from_bytes(f"{name}:{block}".encode()[-8:], "big")
 
 
 # Publishers in the option, and their addresses.
@@ -140,216 +106,6 @@ def test_own_port_is_that_of_the_engine(events: dict[str, Any] | None, port: int
     assert reader._find_own_port(vllm_config) == port
 
 
-# How blocks become texts.
-
-
-class Joiner(TextJoiner):
-    """A joiner whose pieces are collected."""
-
-    def __init__(self, *, is_private: bool = False) -> None:
-        self.counters: Counter[str] = Counter()
-        self.pieces: list[tuple[int, list[int]]] = []
-        super().__init__(VOCABULARY, is_private, self.collect, self.counters)
-
-    def collect(self, scope: int, tokens: bytes) -> None:
-        self.pieces.append((scope, np.frombuffer(tokens, np.int32).tolist()))
-
-    def add(self, *events: BlockStored) -> None:
-        for event in events:
-            self.add_event(event, 0.0)
-
-    def take_pieces(self) -> list[tuple[int, list[int]]]:
-        self.deliver_paused_texts(LATER)
-        pieces, self.pieces = self.pieces, []
-        return pieces
-
-
-@pytest.mark.parametrize("num_blocks", [1, 15, 16, 17, 31, 32, 100])
-def test_blocks_of_one_text_become_pieces(num_blocks: int) -> None:
-    joiner, text = Joiner(), make_text(1, num_blocks)
-    joiner.add(make_event(text[:BLOCK]))
-    for block in range(1, num_blocks):
-        joiner.add(make_event(text[: (block + 1) * BLOCK], block))
-    pieces = [tokens for _, tokens in joiner.take_pieces()]
-    assert all(len(piece) == PIECE for piece in pieces[:-1])
-    assert all(p[-CONTEXT:] == q[:CONTEXT] for p, q in pairwise(pieces))
-    assert pieces[0] + [token for piece in pieces[1:] for token in piece[CONTEXT:]] == text
-    assert joiner.counters == {"tokens": len(text)}
-
-
-def test_text_is_delivered_when_it_pauses() -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT))
-    joiner.deliver_paused_texts(texts.PAUSE_S - 0.01)
-    assert joiner.pieces == []
-    joiner.add_event(make_event(PROMPT + ANSWER[:BLOCK], 3), 1.0)
-    joiner.deliver_paused_texts(texts.PAUSE_S)
-    assert joiner.pieces == []
-    joiner.deliver_paused_texts(texts.PAUSE_S + 1.0)
-    assert joiner.take_pieces() == [(0, PROMPT + ANSWER[:BLOCK])]
-    joiner.add(make_event(PROMPT + ANSWER, 4))
-    assert joiner.take_pieces() == [(0, ANSWER)]  # its first block is the context of the others
-
-
-def test_branch_begins_with_last_tokens_of_its_parent() -> None:
-    joiner = Joiner()
-    first, second = make_event(PROMPT + ANSWER), make_event(PROMPT + ANSWER[::-1], name="other")
-    second.block_hashes[:3] = first.block_hashes[:3]
-    joiner.add(first, second)
-    assert joiner.take_pieces() == [(0, PROMPT + ANSWER), (0, PROMPT[-CONTEXT:] + ANSWER[::-1])]
-    assert joiner.counters == {"tokens": len(PROMPT) + 2 * len(ANSWER)}
-
-
-def test_context_of_short_blocks_spans_several_blocks() -> None:
-    joiner, fields = Joiner(), {"block_size": 4, "extra_keys": [None] * 6}
-    joiner.add(make_event([], block_hashes=[*range(6)], token_ids=PROMPT[:24], **fields))
-    branch = {"block_size": 4, "token_ids": ANSWER[:4], "extra_keys": [None]}
-    joiner.add(make_event([], block_hashes=[7], parent_block_hash=4, **branch))
-    assert joiner.take_pieces() == [(0, PROMPT[:24]), (0, PROMPT[4:20] + ANSWER[:4])]
-
-
-def test_random_texts_with_common_prefixes_are_delivered_once() -> None:
-    rng, joiner = random.Random(5), Joiner()
-    published = [make_text(i, rng.randrange(1, 40)) for i in range(40)]
-    published += [rng.choice(published)[: BLOCK * rng.randrange(1, 5)] + t for t in published]
-    pending = []
-    for text in published:
-        # A block's hash depends on all tokens up to its end, as in vLLM.
-        ends = range(BLOCK, len(text) + 1, BLOCK)
-        pending.append((text, [hash(tuple(text[:end])) & (1 << 63) - 1 for end in ends]))
-    progress, pieces = [0] * len(pending), []
-    while unfinished := [i for i, (_, h) in enumerate(pending) if progress[i] < len(h)]:
-        i = rng.choice(unfinished)
-        text, hashes = pending[i]
-        start, end = progress[i], min(len(hashes), progress[i] + rng.randrange(1, 4))
-        progress[i] = end
-        parent = hashes[start - 1] if start else None
-        event = make_event(text[: end * BLOCK], start, block_hashes=hashes[start:end])
-        event.parent_block_hash = parent
-        joiner.add(event)
-        if rng.random() < 0.05:
-            pieces += joiner.take_pieces()
-    pieces += joiner.take_pieces()
-    different_blocks = {block for _, hashes in pending for block in hashes}
-    assert joiner.counters == {"tokens": BLOCK * len(different_blocks)}
-    strings = ["".join(map(chr, text)) for text in published]
-    for _, tokens in pieces:
-        assert len(tokens) <= PIECE
-        assert any("".join(map(chr, tokens)) in text for text in strings)
-    repeated = sum(len(tokens) for _, tokens in pieces) - joiner.counters["tokens"]
-    assert 0 <= repeated <= CONTEXT * len(pieces)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "keys", "salt"),
-    [
-        (None, None, None),
-        (None, ["tenant"], "tenant"),
-        (None, ["None"], "None"),
-        ("sql", ["sql"], None),
-        ("sql", ["sql", "tenant"], "tenant"),
-        ("sql", ["sql", "sql"], "sql"),
-    ],
-)
-@pytest.mark.parametrize("is_private", [False, True])
-def test_scope_is_read_from_first_block(
-    adapter: str | None, keys: list[str] | None, salt: str | None, is_private: bool
-) -> None:
-    joiner = Joiner(is_private=is_private)
-    fields = {"lora_name": adapter, "lora_id": 3 if adapter else None}
-    following_keys = [[adapter] if adapter else None] * 3
-    event = make_event(PROMPT, **fields, extra_keys=[keys, *following_keys[1:]])
-    joiner.add(event, make_event(PROMPT + ANSWER, 3, **fields, extra_keys=following_keys))
-    is_stored = not is_private or keys is not None
-    expected = [(scope_of_request(salt, adapter), PROMPT + ANSWER)] if is_stored else []
-    assert joiner.take_pieces() == expected
-    # Text that is private is no error.
-    assert joiner.counters["rejected"] == joiner.counters["orphans"] == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"extra_keys": None}, "a publisher without keys publishes no salts"),
-        ({"extra_keys": [None]}, "not one entry per block"),
-        ({"extra_keys": [["a", "b"], None, None]}, "two names and no adapter"),
-        ({"extra_keys": [[["image", 3]], None, None]}, "an image"),
-        ({"extra_keys": [["salt", b"digest"], None, None]}, "embeddings"),
-        ({"lora_name": "sql"}, "an adapter without its key"),
-        ({"lora_name": "sql", "extra_keys": [["tenant", "sql"], ["sql"], ["sql"]]}, "other order"),
-        ({"lora_id": 1}, "an adapter without a name"),
-        ({"token_ids": PROMPT[:-1]}, "a block that is left out"),
-        ({"block_size": 0, "token_ids": []}, "no block size"),
-        ({"block_size": -16}, "a negative block size"),
-        ({"block_hashes": [], "token_ids": [], "extra_keys": []}, "no blocks"),
-    ],
-)
-def test_block_of_unknown_content_is_rejected_with_what_follows(
-    fields: dict[str, Any], reason: str
-) -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT, **fields))
-    assert joiner.counters["rejected"] > 0, reason
-    joiner.add(make_event(PROMPT + ANSWER, 3))
-    assert joiner.counters["orphans"] == 3
-    assert joiner.take_pieces() == []
-
-
-def test_following_block_with_other_keys_is_rejected() -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT), make_event(PROMPT + ANSWER, 3, extra_keys=[["x"], None, None]))
-    assert joiner.take_pieces() == [(0, PROMPT)]
-    assert joiner.counters["rejected"] == 3
-
-
-@pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31, 2**63 - 1, -(2**63)])
-def test_text_ends_before_block_with_token_out_of_range(token: int) -> None:
-    joiner, tokens = Joiner(), list(PROMPT)
-    tokens[BLOCK + 3] = token
-    joiner.add(make_event(tokens), make_event(PROMPT + ANSWER, 3))
-    assert joiner.take_pieces() == [(0, PROMPT[:BLOCK])]
-    assert (joiner.counters["rejected"], joiner.counters["orphans"]) == (2, 3)
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_known_hash_in_another_scope_is_rejected(position: int) -> None:
-    """The tokens before the block would otherwise become the context of another scope's text."""
-    joiner, hashes = Joiner(), [7, 8, 9]
-    joiner.add(make_event(PROMPT, keys=["a"]))
-    hashes[position] = make_hash("text", position)
-    joiner.add(make_event(ANSWER, keys=["b"], block_hashes=hashes))
-    joiner.add(make_event(ANSWER + PROMPT, 3, keys=["b"], parent_block_hash=9))
-    pieces = dict(joiner.take_pieces())
-    assert pieces.pop(scope_of_request("a")) == PROMPT
-    assert pieces == ({scope_of_request("b"): ANSWER[:BLOCK]} if position else {})
-    assert joiner.counters["rejected"] == 3 - position
-
-
-@pytest.mark.parametrize(
-    "fields", [{"medium": "CPU"}, {"medium": "STORAGE"}, {"locality": "REMOTE"}, {"group_idx": 1}]
-)
-def test_event_of_other_cache_is_ignored(fields: dict[str, Any]) -> None:
-    joiner = Joiner()
-    joiner.add(make_event(PROMPT, **fields), make_event(ANSWER))
-    assert joiner.take_pieces() == [(0, ANSWER)]
-    assert joiner.counters == {"tokens": len(ANSWER)}
-
-
-def test_number_of_remembered_blocks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MAX_BLOCKS", 20)
-    joiner = Joiner()
-    for i in range(40):
-        joiner.add(make_event(PROMPT, name=f"{i}"), make_event(PROMPT + ANSWER, 3, name="39"))
-        joiner.add(make_event(ANSWER, name="used", keys=["a"]))
-        assert len(joiner._blocks) <= 20
-    joiner.take_pieces()
-    joiner.counters.clear()
-    joiner.add(make_event(PROMPT + ANSWER, 3, name="0"))
-    assert joiner.counters == {"orphans": 3}
-    joiner.add(make_event(ANSWER + PROMPT, 3, name="used"))  # used again and again
-    assert joiner.take_pieces() == [(scope_of_request("a"), ANSWER[-CONTEXT:] + PROMPT)]
-
-
 # The reader and its publishers.
 
 
@@ -359,6 +115,7 @@ class Source:
     def __init__(self, port: int = 0) -> None:
         self.port, self.next_number = port, 0
         self._context: zmq.Context[Any] = zmq.Context()
+        CONTEXTS.append(self._context)
         self.open()
 
     def open(self) -> None:
@@ -376,9 +133,6 @@ class Source:
 
     def close(self) -> None:
         self._socket.close(linger=0)
-
-    def end(self) -> None:
-        self._context.destroy(linger=0)
 
     @property
     def address(self) -> Publisher:
@@ -427,83 +181,47 @@ class Reader:
 
 
 def make_feed(**options: Any) -> FeedReader:
-    options = {**STORE, "scope": "shared", **options}
-    vllm_config = make_config(vocabulary=VOCABULARY, **options)
-    FEEDS.append(FeedReader(vllm_config, read_options(vllm_config, "v2")))
-    return FEEDS[-1]
+    vllm_config = make_config(vocabulary=VOCABULARY, **{**STORE, **options})
+    feed = FeedReader(vllm_config, read_options(vllm_config, "v2"))
+    CONTEXTS.append(feed._context)
+    return feed
 
 
-FEEDS: list[FeedReader] = []
+CONTEXTS: list[zmq.Context[Any]] = []
 
 
 @pytest.fixture(autouse=True)
-def _end_feeds() -> Iterator[None]:
-    """Closes the sockets, without which the feeds' contexts could not end."""
-    yield
-    while FEEDS:
-        FEEDS.pop()._context.destroy(linger=0)
-
-
-Start = Callable[..., Reader]
-Sources = Callable[..., Source]
-
-
-@pytest.fixture
-def sources() -> Iterator[Sources]:
-    created: list[Source] = []
-
-    def create(port: int = 0) -> Source:
-        created.append(Source(port))
-        return created[-1]
-
-    yield create
-    for source in created:
-        source.end()
-
-
-@pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Starts readers whose subscriptions have reached their sources. Their texts pause at once."""
+def _end_contexts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes all texts pause at once. Closes all sockets, without which no context could end."""
     monkeypatch.setattr(texts, "PAUSE_S", 0.0)
-
-    def create(*sources: Source, scope: str = "shared") -> Reader:
-        subject = Reader(*(str(source.address) for source in sources), scope=scope)
-        subject.run_until(lambda: all(source.has_subscriber for source in sources))
-        subject.run_until(lambda: subject["publishers"] == len(sources))
-        return subject
-
-    return create
-
-
-@pytest.fixture(autouse=True)
-def _events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", kv_events)
+    yield
+    while CONTEXTS:
+        CONTEXTS.pop().destroy(linger=0)
 
 
-def test_published_text_is_delivered(sources: Sources, start: Start) -> None:
-    source, text = sources(), make_text(1)
-    subject = start(source)
-    source.publish(make_event(text, name="a"), make_event(make_text(2), name="b"))
-    subject.run_until_has(text, make_text(2))
-    assert subject["tokens"] == 2 * len(text)
-    assert (
-        subject["gaps"] == subject["rejected"] == subject["orphans"] == subject["age_seconds"] == 0
-    )
+def start(*sources: Source, scope: str = "shared") -> Reader:
+    """Starts a reader whose subscriptions have reached their sources."""
+    subject = Reader(*(str(source.address) for source in sources), scope=scope)
+    subject.run_until(lambda: all(source.has_subscriber for source in sources))
+    subject.run_until(lambda: subject["publishers"] == len(sources))
+    return subject
 
 
 @pytest.mark.parametrize("scope", ["private", "shared"])
-def test_text_without_keys_is_stored_if_it_is_shared(
-    sources: Sources, start: Start, scope: str
-) -> None:
-    source = sources()
+def test_published_text_is_delivered_if_its_scope_is_shared(scope: str) -> None:
+    source = Source()
     subject = start(source, scope=scope)
     source.publish(make_event(PROMPT, name="a"), make_event(ANSWER, name="b", keys=["tenant"]))
     subject.run_until_has(ANSWER)
     assert subject.pieces == ([PROMPT, ANSWER] if scope == "shared" else [ANSWER])
+    assert subject["tokens"] == sum(map(len, subject.pieces))
+    metrics = "gaps", "rejected", "orphans", "age_seconds"
+    assert [subject[metric] for metric in metrics] == [0, 0, 0, 0]
 
 
-def test_events_without_text_are_read(sources: Sources, start: Start) -> None:
-    source = sources()
+def test_events_without_text_are_read() -> None:
+    source = Source()
     subject = start(source)
     source.publish(make_event(PROMPT), BlockRemoved([1], "GPU"))
     source.publish(AllBlocksCleared(), make_event(PROMPT + ANSWER, 3), make_event(PROMPT))
@@ -511,16 +229,8 @@ def test_events_without_text_are_read(sources: Sources, start: Start) -> None:
     assert (subject["orphans"], subject["rejected"]) == (3, 0)
 
 
-def test_sockets_have_limits(sources: Sources, start: Start) -> None:
-    (subscription,) = start(sources()).feed._subscriptions.values()
-    assert subscription.socket.get(zmq.RCVHWM) == 64
-    assert subscription.socket.get(zmq.MAXMSGSIZE) == 1 << 20
-
-
-def test_gap_drops_open_text(
-    sources: Sources, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, text = sources(), make_text(1, 9)
+def test_gap_drops_open_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, text = Source(), make_text(1, 9)
     subject = start(source)
     monkeypatch.setattr(texts, "PAUSE_S", 1e9)
     source.publish(make_event(text[: 3 * BLOCK]))
@@ -536,34 +246,11 @@ def test_gap_drops_open_text(
     subject.run_until_has(text[3 * BLOCK - CONTEXT : 3 * BLOCK] + PROMPT)
 
 
-def test_gaps_over_two_reconnections_are_counted(
-    sources: Sources, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = sources()
-    subject = start(source)
-    source.publish(make_event(make_text(0)))
-    subject.run_until_has(make_text(0))
-    for i in (1, 2):
-        source.close()
-        subject.run_until(lambda: subject["publishers"] == 0)
-        for _ in range(i):
-            source.publish(make_event(make_text(9)), is_lost=True)
-        source.open()
-        subject.run_until(lambda: source.has_subscriber)
-        source.publish(make_event(make_text(i), name=f"{i}"))
-        subject.run_until_has(make_text(i))
-        assert subject["gaps"] == (1, 3)[i - 1]
-    states = [line.rpartition(" ")[2] for line in caplog.messages if " is " in line]
-    assert states == ["connected", "disconnected"]  # each is logged once
-
-
 @pytest.mark.parametrize("num_missed", [0, 1, 20])
 @pytest.mark.parametrize("has_proxy", [False, True])
-def test_restarted_publisher_is_read_again(
-    sources: Sources, start: Start, num_missed: int, has_proxy: bool
-) -> None:
+def test_restarted_publisher_is_read_again(num_missed: int, has_proxy: bool) -> None:
     """Behind a proxy, which keeps the connection, its first batches may be missed too."""
-    source = sources()
+    source = Source()
     subject = start(source)
     for i in range(30):
         source.publish(make_event(make_text(i), name=f"{i}"))
@@ -581,20 +268,8 @@ def test_restarted_publisher_is_read_again(
     assert (subject["gaps"], subject["orphans"], subject["rejected"]) == (num_missed, 3, 0)
 
 
-def test_idle_publishers_delay_no_batch(sources: Sources, start: Start) -> None:
-    busy, *idle = [sources() for _ in range(64)]
-    subject = start(busy, *idle)
-    published = [make_text(i) for i in range(100)]
-    for i, text in enumerate(published):
-        busy.publish(make_event(text, name=f"{i}"))
-    for _ in published:
-        subject.run_turn(HANG_S)  # waits until there is a batch, and reads it
-    subject.run_turn()
-    assert subject.pieces == published
-
-
-def test_turn_reads_one_batch_of_each_publisher(sources: Sources, start: Start) -> None:
-    first, second = sources(), sources()
+def test_turn_reads_one_batch_of_each_publisher() -> None:
+    first, second = Source(), Source()
     subject = start(first, second)
     for text in (PROMPT, ANSWER):
         for source in (first, second):
@@ -626,12 +301,10 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_message_is_counted_and_costs_no_other_text(
-    sources: Sources,
-    start: Start,
     caplog: pytest.LogCaptureFixture,
     name: str,
 ) -> None:
-    source, other = sources(), sources()
+    source, other = Source(), Source()
     subject = start(source, other)
     for _ in range(2):
         number = source.next_number.to_bytes(8, "big")
@@ -647,8 +320,8 @@ def test_malformed_message_is_counted_and_costs_no_other_text(
     assert lines[0].startswith(f"ngram_npu feed: {source.address} ")
 
 
-def test_random_bytes_do_not_end_the_reader(sources: Sources, start: Start) -> None:
-    source, rng = sources(), random.Random(6)
+def test_random_bytes_do_not_end_the_reader() -> None:
+    source, rng = Source(), random.Random(6)
     subject = start(source)
     for number in range(2000):
         payload = bytearray(SAMPLE)
@@ -662,9 +335,11 @@ def test_random_bytes_do_not_end_the_reader(sources: Sources, start: Start) -> N
     assert all(0 <= min(piece) <= max(piece) < VOCABULARY for piece in subject.pieces)
 
 
-def test_huge_message_ends_only_its_connection(sources: Sources, start: Start) -> None:
-    source = sources()
+def test_huge_message_ends_only_its_connection() -> None:
+    source = Source()
     subject = start(source)
+    (subscription,) = subject.feed._subscriptions.values()
+    assert subscription.socket.get(zmq.RCVHWM) == 64, "further batches wait at the publisher"
     source.publish(make_event(PROMPT))
     subject.run_until_has(PROMPT)
     source.publish(make_event(make_text(1, 30_000), name="huge"))
@@ -675,10 +350,7 @@ def test_huge_message_ends_only_its_connection(sources: Sources, start: Start) -
     assert subject["gaps"] == 1
 
 
-def test_address_that_answered_in_another_protocol_is_connected_again(
-    sources: Sources, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(texts, "PAUSE_S", 0.0)
+def test_address_that_answered_in_another_protocol_is_connected_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         subject = Reader(f"tcp://127.0.0.1:{port}")
@@ -687,17 +359,15 @@ def test_address_that_answered_in_another_protocol_is_connected_again(
         with connection:
             connection.sendall(10 * b"HTTP/1.1 400 Bad Request\r\n\r\n")
             subject.run_until(lambda: select.select([connection], [], [], 0)[0])
-    source = sources(port)
+    source = Source(port)
     subject.run_until(lambda: source.has_subscriber and subject["publishers"])
     source.publish(make_event(ANSWER))
     subject.run_until_has(ANSWER)
 
 
-def test_oldest_pieces_are_dropped_for_newer_ones(
-    sources: Sources, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oldest_pieces_are_dropped_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "MAX_READY_PIECES", 3)
-    source = sources()
+    source = Source()
     subject = start(source)
     monkeypatch.setattr(Reader, "run_turn", lambda self: self.feed.read(0.02))
     for i in range(5):
@@ -710,12 +380,10 @@ def test_oldest_pieces_are_dropped_for_newer_ones(
 
 
 def test_addresses_of_a_name_come_and_go(
-    sources: Sources,
-    start: Start,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first, second = sources(), sources()
+    first, second = Source(), Source()
     found = {first.address}
     monkeypatch.setattr(reader, "resolve", lambda publisher, own_port: set(found))
     subject = start(first)
@@ -750,11 +418,10 @@ def test_number_of_addresses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_thread_reads_until_it_is_closed_and_survives_errors(
-    sources: Sources,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    source, errors = sources(), [RuntimeError("unexpected")] * 2
+    source, errors = Source(), [RuntimeError("unexpected")] * 2
     deliver = TextJoiner.deliver_paused_texts
 
     def fail_twice(joiner: TextJoiner, now: float) -> None:
@@ -762,7 +429,6 @@ def test_thread_reads_until_it_is_closed_and_survives_errors(
             raise errors.pop()
         deliver(joiner, now)
 
-    monkeypatch.setattr(texts, "PAUSE_S", 0.0)
     monkeypatch.setattr(TextJoiner, "deliver_paused_texts", fail_twice)
     feed = make_feed(store_feed=str(source.address))
     exported: list[Any] = []
@@ -782,14 +448,6 @@ def test_thread_reads_until_it_is_closed_and_survives_errors(
     assert sum("failed and goes on: RuntimeError: unexpected" in m for m in caplog.messages) == 1
 
 
-def test_age_is_that_of_the_oldest_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = make_feed(store_feed="tcp://10.0.0.1:5557")
-    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: 10.0))
-    assert feed.get_metrics()["age_seconds"] == 0
-    feed.ready += [(7.0, 0, b""), (9.0, 0, b"")]
-    assert feed.get_metrics()["age_seconds"] == 3.0
-
-
 def test_thread_waits_four_times_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """It shares Python's interpreter lock with the scheduler."""
     feed = make_feed(store_feed="tcp://10.0.0.1:5557")
@@ -807,23 +465,8 @@ def test_thread_waits_four_times_as_long_as_it_works(monkeypatch: pytest.MonkeyP
 
 # How pieces get from the scheduler into the stores of the ranks.
 
-FEED: dict[str, Any] = {**STORE, "scope": "shared", "store_feed": "tcp://10.0.0.1:5557"}
-ENGINES: dict[str, Callable[[], Engine]] = {
-    "V1": lambda: V1(**FEED),
-    "V1 async": lambda: V1Async(**FEED),
-    "V2": lambda: V2(**FEED),
-    "V2 neural": lambda: V2Neural(**FEED),
-}
-TEXT = list(range(50, 60))
-
-
-def start_engine(name: str) -> Engine:
-    """Starts an engine that has run a step."""
-    engine = ENGINES[name]()
-    engine.begin(Request("first", [1, 2]))
-    engine.step({"first": [3]})
-    engine.end("first")
-    return engine
+FEED: dict[str, Any] = {**STORE, "store_feed": "tcp://10.0.0.1:5557"}
+ENGINES = V1, V1Async, V2, V2Neural
 
 
 def schedule(*pieces: tuple[int, list[int]]) -> Iterator[Any]:
@@ -843,23 +486,12 @@ def run_step(engine: Engine, output: Any) -> None:
         insertion.insert_texts(engine.drafter, output)
 
 
-pytestmark = pytest.mark.usefixtures("_wrap_add_requests")
-
-
-@pytest.mark.parametrize("name", ["V1", "V1 async", "V2"])
-def test_request_drafts_fed_text_of_its_scope_only(name: str) -> None:
-    engine = start_engine(name)
-    for output in schedule((0, TEXT), (7, [token + 11 for token in TEXT])):
-        run_step(engine, output)
-    engine.begin(Request("a", [1]))
-    draft = engine.step({"a": TEXT[:3]})["a"]
-    assert draft
-    assert draft == TEXT[3:7][: len(draft)]
-    assert engine.step({"a": [61, 62, 63]})["a"][:1] != [64]
-
-
 def test_all_runners_store_the_same_text() -> None:
-    rng, engines = random.Random(1), [start_engine(name) for name in ENGINES]
+    rng, engines = random.Random(1), [engine(**FEED) for engine in ENGINES]
+    for engine in engines:
+        engine.begin(Request("first", [1, 2]))
+        engine.step({"first": [3]})
+        engine.end("first")
     pieces = [
         (i % 3, [rng.randrange(40) for _ in range(rng.choice((1, 16, 48, 256)))]) for i in range(60)
     ]
@@ -872,13 +504,10 @@ def test_all_runners_store_the_same_text() -> None:
         assert stored[-60:] == pieces
 
 
-def test_number_of_tokens_per_step_is_limited() -> None:
+def test_step_takes_four_pieces_and_a_step_without_tokens_none() -> None:
+    """It drafts nothing, so the text of many such steps would reach the store at once."""
     outputs = list(schedule(*[(0, [2] * PIECE)] * 9))
     assert [len(getattr(output, ATTRIBUTE)) for output in outputs] == [4, 4, 1]
-
-
-def test_step_without_tokens_takes_no_text() -> None:
-    """It drafts nothing, so the text of many such steps would reach the store at once."""
     feed, output = make_feed(store_feed="tcp://10.0.0.1:5557"), SimpleNamespace()
     feed.ready.append((0.0, 0, b"1234"))
     output.total_num_scheduled_tokens = 0
@@ -887,16 +516,13 @@ def test_step_without_tokens_takes_no_text() -> None:
     assert len(feed.ready) == 1
 
 
-def test_text_without_a_store_on_the_rank_is_ignored() -> None:
-    for output in schedule((0, TEXT)):
-        run_step(V2(), output)
-
-
 def test_rank_that_cannot_insert_text_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks would continue with other drafts."""
-    engine = start_engine("V2")
+    """The other ranks would continue with other drafts. A pipeline stage without a drafter has
+    nothing to insert."""
+    engine = V2(**FEED)
     monkeypatch.setattr(engine.store, "add_text", lambda *args: 1 / 0)
-    (output,) = schedule((0, TEXT))
+    (output,) = schedule((0, PROMPT))
+    insertion.insert_texts(None, output)
     with pytest.raises(ZeroDivisionError):
         run_step(engine, output)
     engine.drafter.has_other_ranks = True
@@ -908,19 +534,15 @@ def test_v1_runner_inserts_text_even_if_subclass_overrides_execute_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class GPUModelRunner:
-        def __init__(self, drafter: Any = None) -> None:
+        def __init__(self, drafter: Any) -> None:
             self.drafter = drafter
 
         def execute_model(self, scheduler_output: Any) -> str:
-            return "result"
+            raise NotImplementedError
 
     class OtherRunner(GPUModelRunner):
         def execute_model(self, scheduler_output: Any) -> str:
-            return "other result"
-
-    class ExtendedRunner(GPUModelRunner):
-        def execute_model(self, scheduler_output: Any) -> str:
-            return "extended " + super().execute_model(scheduler_output)
+            return "result"
 
     module: Any = ModuleType(RUNNER)
     module.GPUModelRunner = GPUModelRunner
@@ -930,63 +552,11 @@ def test_v1_runner_inserts_text_even_if_subclass_overrides_execute_model(
         V1(**FEED)
     V1(**STORE)
     insertion.install_v1(module)
-    for runner_class, result in (
-        (GPUModelRunner, "result"),
-        (OtherRunner, "other result"),
-        (ExtendedRunner, "extended result"),
-    ):
-        engine = V1(**FEED)
-        runner: Any = runner_class(engine.adapter)
-        (output,) = schedule((0, TEXT))
-        assert runner.execute_model(scheduler_output=output) == result
-        assert engine.store.statistics.tokens_held == len(TEXT)
-
-
-SCHEDULER_SOURCE = """
-class Scheduler:
-    def __init__(self, vllm_config):
-        self.vllm_config = vllm_config
-    def schedule(self):
-        return type("SchedulerOutput", (), {"total_num_scheduled_tokens": 1})()
-    def shutdown(self):
-        pass
-"""
-
-
-@pytest.mark.parametrize("case", ["no feed", "feed", "no events"])
-def test_plugin_adds_text_to_outputs_of_schedulers_with_the_option(
-    vllm: FakeVLLM,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    sources: Sources,
-    case: str,
-) -> None:
-    monkeypatch.setattr(texts, "PAUSE_S", 0.0)
-    source = sources()
-    options = {**STORE, "scope": "shared", "store_feed": str(source.address)}
-    if case == "no feed":
-        del options["store_feed"]
-    if case != "no events":
-        monkeypatch.setitem(sys.modules, "vllm.distributed.kv_events", kv_events)
-    vllm.write_module("vllm.v1.core.__init__", "")
-    vllm.write_module("vllm.v1.core.sched.__init__", "")
-    vllm.write_module(SCHEDULER, SCHEDULER_SOURCE)
-    module = vllm.install_and_import(SCHEDULER)
-    scheduler = module.Scheduler(make_config(vocabulary=VOCABULARY, **options))
-    if case == "feed":
-        deadline = time.monotonic() + HANG_S
-        while not source.has_subscriber:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        source.publish(make_event(PROMPT))
-        while not hasattr(output := scheduler.schedule(), ATTRIBUTE):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert getattr(output, ATTRIBUTE) == [(0, np.array(PROMPT, np.int32).tobytes())]
-    assert not hasattr(scheduler.schedule(), ATTRIBUTE)
-    scheduler.shutdown()
-    errors = [line for line in caplog.messages if "store_feed is off: ModuleNotFound" in line]
-    assert len(errors) == (case == "no events")
+    engine = V1(**FEED)
+    runner: Any = OtherRunner(engine.adapter)
+    (output,) = schedule((0, PROMPT))
+    assert runner.execute_model(scheduler_output=output) == "result"
+    assert engine.store.statistics.tokens_held == len(PROMPT)
 
 
 # The example.

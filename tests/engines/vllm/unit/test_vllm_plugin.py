@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +16,6 @@ from conftest import FakeVLLM
 from fake_engine import (
     CPU,
     STORE,
-    CandidateSpeculator,
     K,
     RequestState,
     StandaloneARSpeculator,
@@ -59,11 +56,9 @@ class NgramProposerGPU:
         self, num_speculative_tokens: int, num_tokens_no_spec, token_ids_gpu,
         valid_sampled_token_ids_gpu, valid_sampled_tokens_count,
     ): ...
-calls = []
 def update_scheduler_for_invalid_drafts(
     num_valid_draft_tokens_event, num_valid_draft_tokens_cpu, scheduler_output, req_id_to_index
-):
-    calls.append((num_valid_draft_tokens_event, scheduler_output))
+): ...
 def copy_num_valid_draft_tokens(
     num_valid_draft_tokens_cpu, num_valid_draft_tokens_copy_stream, num_valid_draft_tokens_event,
     num_valid_draft_tokens, batch_size,
@@ -181,21 +176,6 @@ def npu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The environment variables that enable the plugin.
-
-LOADING_SCRIPT = """
-import importlib.metadata, logging, sys
-(entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="ngram_npu")
-before = set(sys.modules)
-entry.load()()
-new = sorted(set(sys.modules) - before)
-assert new == ["ngram_npu_vllm_plugin"], new
-"""
-
-
-@pytest.mark.parametrize("switch", ["0", ""])
-def test_disabled_plugin_imports_nothing(switch: str) -> None:
-    environment = {**os.environ, "NGRAM_NPU_VLLM": switch, "NGRAM_NPU_VLLM_LOOKUP": "not a lookup"}
-    subprocess.run([sys.executable, "-c", LOADING_SCRIPT], env=environment, check=True)
 
 
 @pytest.mark.parametrize(
@@ -324,36 +304,23 @@ SUBCLASS = ASCEND_LAUNCHER_SOURCE + "class AscendNgramProposer(AscendNgramPropos
 DEVICE_NAMES = {plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER}
 
 
-@pytest.mark.parametrize(
-    ("name", "old_text", "new_text"),
-    [
-        (RUNNER, "", ""),
-        (V2_MODULE, "", ""),
-        (V2_MODULE, "dp_sync_state", "dp_state"),
-        (V2_MODULE, "capture(self)", "capture(self, sizes=None)"),
-        (V2_MODULE, "req_states)", "req_states, adapters=None)"),
-    ],
-)
-def test_class_with_known_signature_is_replaced(
-    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old_text: str, new_text: str
+@pytest.mark.parametrize("name", [RUNNER, V2_MODULE])
+def test_class_with_known_signature_is_replaced_once(
+    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    module = import_changed(vllm, name, old_text, new_text)
+    """V2's ``propose`` and ``capture`` may have further parameters."""
+    further = "capture(self)", "capture(self, sizes=None)"
+    module = import_changed(vllm, name, *(further if name == V2_MODULE else ()))
     members = vars(module).copy()
     plugin.install()
     assert vars(module) == members
-    is_v2 = name == V2_MODULE
-    label = "n-gram methods of the V2 runner" if is_v2 else "method 'ngram_gpu' of the V1 runner"
-    line = f"ngram_npu: enabled for {label} (NGRAM_NPU_VLLM=1)"
-    assert find_messages(caplog, "enabled for") == [line]
-    assert caplog.records[-1].levelname == "DEBUG"  # the engine's method is still unknown
-    if is_v2:
+    (record,) = [record for record in caplog.records if "enabled for" in record.getMessage()]
+    assert record.levelname == "DEBUG"  # the engine's method is still unknown
+    if name == V2_MODULE:
         assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
         assert issubclass(module.NgramGPUSpeculator, module.STOCK)
     else:
         assert module.NgramProposerGPU is v1.AsyncNgramProposer
-        module.update_scheduler_for_invalid_drafts(None, None, "padded", {})
-        module.update_scheduler_for_invalid_drafts("event", None, "trimmed", {})
-        assert module.calls == [("event", "trimmed")]
 
 
 @pytest.mark.parametrize(
@@ -363,13 +330,11 @@ def test_class_with_known_signature_is_replaced(
             *(MODULE, "num_tokens_no_spec,", "req_ids, num_tokens_no_spec,"),
             "NgramProposer.propose takes (self, num_speculative_tokens, sampled_token_ids, req_ids",
         ),
-        (MODULE, "__init__(self", "__init__(self, n", "__init__ takes (self, n, vllm_config), exp"),
         (MODULE, "load_model", "load", "there is no NgramProposer.load_model"),
         (MODULE, "class Ngram", "class Other", "there is no class NgramProposer"),
         (RUNNER, "valid_sampled_tokens_count", "n", "NgramProposerGPU.propose takes"),
         (RUNNER, "drafts(\n", "drafts(n,\n", "update_scheduler_for_invalid_drafts takes (n, num"),
         (RUNNER, "def copy_num", "def num", "there is no copy_num_valid_draft_tokens"),
-        (V2_MODULE, "num_sampled, num_", "num_", "NgramGPUSpeculator.propose takes (self, input"),
         (V2_MODULE, "dummy_run=False, ", "", "NgramGPUSpeculator.propose takes (self, input_batch"),
         (V2_MODULE, "    def capture", ABSTRACT_METHOD, "NgramGPUSpeculator.bind is abstract"),
         (V2_MODULE, "    def capture", PRIVATE_METHOD, "has _method, which ngram_npu's class has"),
@@ -487,9 +452,6 @@ def make_engine_config(method: str | None, in_v2: bool, **settings: Any) -> Any:
     ("method", "in_v2", "settings", "message"),
     [
         ("ngram_gpu", True, {"lokup": "auto"}, "unknown option 'lokup' .* did you mean 'lookup'"),
-        ("ngram_gpu", True, {"draft_on": "device"}, "draft_on in .*: this option was removed: "),
-        ("ngram_gpu", False, {"min_draft_probability": 0.3}, "min_draft_probability: expected n"),
-        ("ngram", False, {"store": True}, "scope: expected 'shared' with a store and 'ngram' in"),
         ("ngram_gpu", True, {"store": True, "store_seed": "/none"}, "store_seed: .*No such file"),
         ("eagle", True, {"neural": True, "store_file": "f"}, "store_file: expected none without"),
     ],
@@ -607,23 +569,14 @@ def change_object(**attributes: Any) -> Any:
     return speculator
 
 
-# The signatures of these methods differ from those that the adapter supports.
-def propose_less(self: Any, input_batch: Any, num_sampled: Any) -> None: ...
-
-
-def observe_more(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("neural", "reason"),
     [
-        (change_class(propose=propose_less), "propose takes (self, input_batch, num_sam"),
-        (change_class(observe_verification=observe_more), "takes (self, idx, sampled,"),
+        (change_class(propose=lambda self, batch: None), "propose takes (self, batch), expec"),
+        (change_class(observe_verification=lambda self, idx: None), "takes (self, idx), expected"),
         (change_object(draft_watermarker=object()), "drafts are watermarked"),
         (change_class(__init__=lambda self: None), "has no draft_logits"),
-        (change_object(draft_logits=torch.zeros(6, 100)), "logits have shape (6, 100)"),
         (change_object(draft_logits=torch.zeros(6, K, 99)), "(6, 4, 100), or more rows or tok"),
-        (change_object(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
         (change_object(draft_logits=torch.zeros(5, K, 100)), "shape (5, 4, 100), expected (6,"),
     ],
 )
@@ -638,16 +591,6 @@ def test_unsupported_neural_speculator_is_left_unchanged(
     prefix = "ngram_npu: neural=True has no effect, the speculator is left as it is: "
     assert line.startswith(prefix)
     assert reason in line
-
-
-@pytest.mark.parametrize("method", ["draft_model", "dflash", "a later method"])
-@pytest.mark.parametrize("neural_class", [StandaloneARSpeculator, CandidateSpeculator])
-def test_speculator_of_any_method_and_class_is_supported(
-    monkeypatch: pytest.MonkeyPatch, method: str, neural_class: Any
-) -> None:
-    vllm_config, state = make_neural_config(method=method), RequestState()
-    neural = create_by_runner(neural_class(), vllm_config, monkeypatch, req_states=state)
-    assert neural.propose.__self__ is getattr(neural, ATTRIBUTE)
 
 
 def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(

@@ -21,13 +21,12 @@ from fake_engine import (
     STORE,
     Request,
     RequestState,
-    StandaloneARSpeculator,
     V1Async,
     make_config,
     make_store_config,
 )
 from ngram_npu import NgramStore
-from ngram_npu.engines.vllm import neural, options, ranks, v1, v2
+from ngram_npu.engines.vllm import options, ranks, v1, v2
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
 from ngram_npu.engines.vllm.options import read_options
 
@@ -72,39 +71,29 @@ def start_v2_drafter(rank: int, **options: Any) -> Drafter:
     return drafter
 
 
-def report_v2_attributes(rank: int) -> list[bool]:
-    drafter = start_v2_drafter(rank, num_threads=rank, metrics=True)
-    return [drafter.has_other_ranks, drafter.is_logging_rank, drafter.stats is not None]
+def report_attributes(start: Callable[[Any], Any]) -> Callable[[int], list[bool]]:
+    """Returns a function that starts a rank, and reports attributes of its drafter."""
 
+    def report(rank: int) -> list[bool]:
+        vllm_config = make_store_config(rank, store=False, ranks=2, metrics=True, num_threads=rank)
+        drafter: Drafter = getattr(start(vllm_config), ATTRIBUTE)
+        return [drafter.has_other_ranks, drafter.is_logging_rank, drafter.stats is not None]
 
-def report_v1_attributes(rank: int) -> list[bool]:
-    vllm_config = make_store_config(rank, store=False, ranks=2, metrics=True)
-    drafter: Drafter = getattr(v1.AsyncNgramProposer(vllm_config, CPU, None), ATTRIBUTE)
-    return [drafter.has_other_ranks, drafter.is_logging_rank, drafter.stats is not None]
-
-
-def attach_to_neural_speculator(rank: int) -> str:
-    vllm_config = make_store_config(rank, store=False, ranks=2, neural=True)
-    vllm_config.speculative_config.method = "draft_model"
-    options = read_options(vllm_config, "neural")
-    arguments = vllm_config, options, CPU, RequestState(), StandaloneARSpeculator(vocabulary=1000)
-    return neural.attach_ngram_drafts(*arguments)
+    return report
 
 
 @pytest.mark.parametrize(
-    ("report", "first_result", "second_result"),
+    "start",
     [
-        (report_v2_attributes, "[True, True, True]", "[True, False, False]"),
-        (report_v1_attributes, "[True, True, True]", "[True, False, False]"),
-        (attach_to_neural_speculator, "", ""),
+        lambda config: v1.AsyncNgramProposer(config, CPU, None),
+        lambda config: v2.NgramSpeculator(config, CPU, RequestState(ROWS, 400)),
     ],
+    ids=["V1", "V2"],
 )
-def test_ranks_with_equal_options_start_and_rank_0_logs(
-    report: Callable[[int], object], first_result: str, second_result: str
-) -> None:
-    first, second = run_ranks(report)
+def test_ranks_with_equal_options_start_and_rank_0_logs(start: Callable[[Any], Any]) -> None:
+    first, second = run_ranks(report_attributes(start))
     assert "drafts for this engine" in first[0]
-    assert (first[-1], second) == (first_result, [second_result])
+    assert (first[-1], second) == ("[True, True, True]", ["[True, False, False]"])
 
 
 DRAFT_OPTIONS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -248,3 +237,5 @@ def test_ranks_of_stage_follow_the_rank_order(tp: int, pcp: int, pp: int) -> Non
                 rank=rank, tensor_parallel_size=tp, prefill_context_parallel_size=pcp
             )
             assert list(ranks.ranks_of_stage(parallel_config)) == stage
+            is_first = ranks.is_first_rank(parallel_config)
+            assert is_first == (rank == stage[0]), "expected one that logs per stage"

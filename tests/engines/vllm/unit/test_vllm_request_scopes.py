@@ -4,8 +4,6 @@ vLLM's scheduler sends to workers. Short fakes replace vLLM's modules."""
 from __future__ import annotations
 
 import importlib
-import inspect
-import pickle
 import sys
 from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
@@ -53,15 +51,6 @@ class Request:
         self.request_id = request_id
         self.cache_salt = cache_salt
 """
-ENGINE_SOURCE = """
-from types import SimpleNamespace
-
-class AsyncLLM:
-    def __init__(self, vllm_config):
-        self.input_processor = SimpleNamespace(vllm_config=vllm_config)
-    async def generate(self, prompt, sampling_params, request_id, *, lora_request=None):
-        yield prompt
-"""
 EXCEPTIONS_SOURCE = """
 class VLLMValidationError(Exception):
     def __init__(self, message, *, parameter=None): super().__init__(message)
@@ -69,7 +58,6 @@ class VLLMValidationError(Exception):
 STORE: dict[str, Any] = {"store": True}
 SOURCES = {
     request_scopes.INPUT_MODULE: PROCESSOR_SOURCE,
-    request_scopes.ENGINE_MODULE: ENGINE_SOURCE,
     request_scopes.SCHEDULER_OUTPUT_MODULE: SCHEDULER_SOURCE,
     request_scopes.REQUEST_MODULE: REQUEST_SOURCE,
     request_scopes.EXCEPTIONS_MODULE: EXCEPTIONS_SOURCE,
@@ -214,30 +202,6 @@ def test_misspelled_option_is_ignored_with_another_custom_class(
 ) -> None:
     monkeypatch.setenv("NGRAM_NPU_VLLM_STORE", "live")
     assert process_request(make_config("custom_class"), salt="a").cache_salt == "a"
-
-
-@pytest.mark.usefixtures("vllm_modules")
-def test_asynchronous_engine_rejects_a_request_before_its_response_begins() -> None:
-    """vLLM's function is a generator, whose body begins when a streaming response has begun."""
-    engine = sys.modules[request_scopes.ENGINE_MODULE].AsyncLLM(ENGINES["V1 ngram"])
-    params = SimpleNamespace(extra_args=None)
-    for prompt, adapter in (({"cache_salt": "a"}, None), ({}, SimpleNamespace(lora_name="x"))):
-        with pytest.raises(ValueError, match="expected none, got one"):
-            engine.generate(prompt, params, "id", lora_request=adapter)
-    for prompt in ({}, "text", iter([{"cache_salt": "a"}])):  # streaming input is checked later
-        assert inspect.isasyncgen(engine.generate(prompt, params, "id"))
-
-
-@pytest.mark.usefixtures("vllm_modules")
-def test_salt_of_scheduled_request_survives_pickling() -> None:
-    plugin.install()
-    data_class = sys.modules[request_scopes.SCHEDULER_OUTPUT_MODULE].NewRequestData
-    for salt in ("a", None):
-        request = sys.modules[request_scopes.REQUEST_MODULE].Request("r", salt)
-        data = data_class.from_request(request, ([],), prefill_token_ids=[1])
-        assert (data.req_id, data.cache_salt) == ("r", salt)
-        assert pickle.loads(pickle.dumps(data)).cache_salt == salt
-    assert data_class("warm-up", None).cache_salt is None
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ from fake_engine import (
     make_store_config,
 )
 from ngram_npu import NgramStore
-from ngram_npu.engines.vllm import NgramProposer, options, request_scopes, saving, v1
+from ngram_npu.engines.vllm import NgramProposer, request_scopes, saving, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.shared_store import check_files, vocabulary_digest
+from ngram_npu.engines.vllm.shared_store import vocabulary_digest
 from ngram_npu.store import scope_of_request, tokenizer_digest
 from ngram_npu_cli import command
 
@@ -47,59 +47,48 @@ def test_store_options_are_read() -> None:
     assert read_options(vllm_config, "v2").store_file == "/x/y.2"
 
 
-def test_store_tokens_below_minimum_raises() -> None:
-    with pytest.raises(ValueError, match=r"store_tokens: expected at least 6144, .* 6 requests"):
-        NgramProposer(make_store_config(store_tokens=6143))
-
-
 @pytest.mark.parametrize(("requests", "capacity"), [(1024, 1 << 20), (2048, 1 << 21)])
 def test_default_store_tokens_depend_on_max_num_seqs(requests: int, capacity: int) -> None:
     vllm_config = make_store_config()
     del vllm_config.additional_config["ngram_npu"]["store_tokens"]
     vllm_config.scheduler_config.max_num_seqs = requests
     assert read_options(vllm_config, "v2").store_tokens == capacity
-    assert options.STORE_TOKENS == 1 << 20
+    with pytest.raises(ValueError, match=r"store_tokens: expected at least 6144, .* 6 requests"):
+        read_options(make_store_config(store_tokens=6143), "v2")
 
 
-STARTUP_LINES = [
-    (
-        "V1",
-        "shared",
-        "all requests draft from each other's text; for servers with one tenant; a",
-    ),
-    (
-        "V2",
-        "shared",
-        "draft from each other's text; so do requests without both: for servers ",
-    ),
-    (
-        "V2",
-        "private",
-        "draft from each other's text; the text of requests without both is not ",
-    ),
-]
-
-
-@pytest.mark.parametrize(("runner", "scope", "text"), STARTUP_LINES)
-def test_startup_logs_who_shares_text(
+@pytest.mark.parametrize(
+    ("runner", "scope", "text", "num_unusable"),
+    [
+        ("V1", "shared", "all requests draft from each other's text; for servers with one ten", 20),
+        ("V2", "shared", "each other's text; so do requests without both: for servers with on", 0),
+        ("V2", "private", "each other's text; the text of requests without both is not stored", 30),
+    ],
+)
+def test_startup_logs_who_shares_text_and_which_loaded_text_no_request_can_draft(
+    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     runner: str,
     scope: str,
     text: str,
+    num_unusable: int,
 ) -> None:
-    options = {**STORE, "scope": scope}
-    V2(**options) if runner == "V2" else start(make_store_config(**options))
+    seed = NgramStore(4096)
+    seed.warm([range(30)])
+    seed.warm([range(20)], scope=scope_of_request("tenant"))
+    seed.save(tmp_path / "seed")
+    options = {**STORE, "scope": scope, "store_seed": str(tmp_path / "seed")}
+    V2(**options) if runner == "V2" else NgramProposer(make_store_config(**options))
     (line,) = [m for m in caplog.messages if "the store is on" in m]
     assert f"with scope={scope}: " in line
     assert text in line
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == bool(num_unusable)
+    message = f"can draft {num_unusable} of 50 tokens from {tmp_path / 'seed'}: their text h"
+    assert all(message in warning for warning in warnings)
 
 
 # Store files.
-
-
-def start(vllm_config: Any) -> NgramProposer:
-    return NgramProposer(vllm_config)
 
 
 def create_proposer(**options: Any) -> tuple[NgramProposer, Any]:
@@ -190,10 +179,9 @@ def test_unusable_file_raises_before_a_store_is_made(
     paths = {"store_seed": seed, "store_file": store_file}
     paths = {name: str(tmp_path / file) for name, file in paths.items() if file}
     vllm_config = make_store_config(**paths)
-    for check in (lambda: check_files(read_options(vllm_config, "v2")), lambda: start(vllm_config)):
-        with pytest.raises(ValueError, match=f"^ngram_npu: {message}") as raised:
-            check()
-        assert "\n" not in str(raised.value)
+    with pytest.raises(ValueError, match=f"^ngram_npu: {message}") as raised:
+        NgramProposer(vllm_config)
+    assert "\n" not in str(raised.value)
     assert (tmp_path / "large").read_bytes() == before
     _, store = create_proposer(store_seed=str(tmp_path / "large"))
     assert 0 < store.statistics.tokens_held < 16384, "expected the last texts of a larger seed"
@@ -204,31 +192,7 @@ def test_file_in_a_folder_that_cannot_be_written_raises(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(ValueError, match="store_file: expected a folder that can be written, got"):
-        start(make_store_config(store_file=str(tmp_path / "file")))
-
-
-@pytest.mark.parametrize(
-    ("runner", "scope", "unusable"),
-    [("V1", "shared", 20), ("V2", "private", 30), ("V2", "shared", 0)],
-)
-def test_startup_warns_about_loaded_text_that_no_request_can_draft(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    runner: str,
-    scope: str,
-    unusable: int,
-) -> None:
-    seed = NgramStore(4096)
-    seed.warm([range(30)])
-    seed.warm([range(20)], scope=scope_of_request("tenant"))
-    seed.save(tmp_path / "seed")
-    options = {"scope": scope, "store_seed": str(tmp_path / "seed")}
-    V2(**{**STORE, **options}) if runner == "V2" else start(make_store_config(**options))
-    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert len(warnings) == bool(unusable)
-    message = f"no request can draft {unusable} of 50 tokens from {tmp_path / 'seed'}: their text h"
-    assert all(message in warning for warning in warnings)
+        NgramProposer(make_store_config(store_file=str(tmp_path / "file")))
 
 
 def test_store_seed_of_another_tokenizer_raises(
@@ -238,23 +202,16 @@ def test_store_seed_of_another_tokenizer_raises(
     NgramStore(4096, tokenizer="0f" * 16).save(path)
     NgramProposer(make_store_config(store_file=path))
     assert "files are not compared with the tokenizer: ModuleNotFoundError" in caplog.text
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
     module: Any = ModuleType("vllm.tokenizers")
-    module.cached_tokenizer_from_config = lambda model_config: SimpleNamespace(
-        get_vocab=lambda: {"a": 0}
-    )
+    module.cached_tokenizer_from_config = lambda model_config: tokenizer
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
     with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
         NgramProposer(make_store_config(store_seed=path))
-
-
-def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
-    module = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
-    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
+    # The order of tokens does not matter.
     assert vocabulary_digest(SimpleNamespace()) == tokenizer_digest({"b": 1, "a": 0})
     assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
-    assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})
 
 
 def run_steps(proposer: Any, tokens: list[int]) -> None:
@@ -271,9 +228,7 @@ def end_requests(proposer: Any) -> None:
     getattr(proposer, ATTRIBUTE).end_requests(SimpleNamespace(total_num_scheduled_tokens=0))
 
 
-def test_store_is_saved_when_no_request_runs_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_is_saved_when_no_request_runs_and_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "store"
     proposer, store = create_proposer(store_file=str(path))
     saver = getattr(proposer, ATTRIBUTE).shared_store._saver
@@ -293,30 +248,25 @@ def test_store_is_saved_when_no_request_runs_and_at_the_end(
     assert not saver._thread.is_alive()
 
 
-def test_v1_runner_tells_its_drafter_when_no_request_runs() -> None:
+def test_runner_tells_its_drafter_when_no_request_runs() -> None:
     class GPUModelRunner:
         def _update_states(self, scheduler_output: Any) -> None: ...
 
     request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
-    runner: Any = GPUModelRunner()
-    runner._update_states(make_scheduler_output())  # without a drafter
-    runner.drafter, _store = create_proposer()
-    saver = getattr(runner.drafter, ATTRIBUTE).shared_store._saver
-    run_steps(runner.drafter, WORDS)
-    assert saver._thread is None
-    runner._update_states(make_scheduler_output())
-    assert saver._thread is not None
-
-
-def test_v2_runner_tells_its_drafter_when_no_request_runs() -> None:
-    engine = V2(**STORE)
-    engine.begin(Request("a", [1], salt="owner"))
-    engine.step({"a": WORDS[:K]})
-    saver = engine.drafter.shared_store._saver  # type: ignore[union-attr]
-    assert saver is not None
-    assert saver._thread is None
-    engine.add_requests(make_scheduler_output())
-    assert saver._thread is not None
+    v1_runner: Any = GPUModelRunner()
+    v1_runner._update_states(make_scheduler_output())  # without a drafter
+    v1_runner.drafter, _store = create_proposer()
+    run_steps(v1_runner.drafter, WORDS)
+    v2_runner = V2(**STORE)
+    v2_runner.begin(Request("a", [1], salt="owner"))
+    v2_runner.step({"a": WORDS[:K]})
+    for drafter, tell in (
+        (v1_runner.drafter.ngram_npu, v1_runner._update_states),
+        (v2_runner.drafter, v2_runner.add_requests),
+    ):
+        assert drafter.shared_store._saver._thread is None
+        tell(make_scheduler_output())
+        assert drafter.shared_store._saver._thread is not None
 
 
 def test_store_of_running_requests_is_saved_at_the_interval(
@@ -444,13 +394,9 @@ def create_worker(model_runner: Any) -> Any:
     return worker
 
 
-@pytest.mark.parametrize("runner", ["V1", "V2"])
-def test_worker_warms_merges_and_clears_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str
-) -> None:
-    proposer = create_async_proposer() if runner == "V1" else V2(**STORE).speculator
-    name = "drafter" if runner == "V1" else "speculator"
-    worker = create_worker(SimpleNamespace(**{name: proposer}))
+def test_worker_warms_merges_and_clears_the_store(tmp_path: Path) -> None:
+    proposer = create_async_proposer()
+    worker = create_worker(SimpleNamespace(drafter=proposer))
     file_store = NgramStore(4096)
     file_store.warm([range(30)], scope=scope_of_request("b"))
     file_store.save(tmp_path / "store")

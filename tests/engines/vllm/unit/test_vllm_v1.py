@@ -8,17 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_engine import CPU, LENGTH, STORE, V1, VOCABULARY, Ascend, K, Request, V1Async, make_config
+from fake_engine import CPU, LENGTH, V1, VOCABULARY, Ascend, K, Request, V1Async, make_config
 from ngram_npu import num_threads
 from ngram_npu.engines.vllm import NgramProposer, ascend
 from ngram_npu.engines.vllm.v1 import StockNgramProposer
-
-
-@pytest.mark.parametrize("length", [7, 9, 64])
-def test_draft_ends_at_max_model_len(length: int) -> None:
-    engine = V1(lookup="ngram", length=length)
-    engine.begin(Request("a", [1, 2, 3, 4, 5, 1]))
-    assert engine.step({"a": [2]})["a"] == [3, 4, 5, 1][: length - 7]
 
 
 def test_empty_buffer_is_accepted_and_invalid_buffer_raises() -> None:
@@ -43,15 +36,6 @@ def test_drafter_with_stock_signature_limits_drafts_to_argument_k(drafter: Any) 
     assert drafts == [[[]], [[3]], [[3, 4]], [[3, 4, 1, 2]]]
     assert proposer.load_model(object()) is None
     assert not arguments or proposer.dummy_run(1, with_prefill=True) is None
-
-
-def test_step_without_drafts_stores_its_text() -> None:
-    proposer = StockNgramProposer(make_config(method="ngram", **STORE))
-    rows, lengths = np.array([[1, 2, 3, 4, 5, 6]], np.int32), np.array([4], np.int32)
-    assert proposer.propose(0, [[3, 4]], lengths, rows) == [[]]
-    store = proposer.ngram_npu.shared_store
-    assert store is not None
-    assert [text.tolist() for _, text in store.contents.texts()] == [[3, 4]]
 
 
 def test_recurrent_model_gets_a_draft_for_every_sampled_row() -> None:
