@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,6 @@ class Method:
     def is_adaptive(self) -> bool:
         """Whether vLLM chooses which drafts to verify."""
         return "enable_adaptive_verification" in self.speculative
-
-    def with_options(self, **options: Any) -> Method:
-        """Returns this method with changed options of ngram_npu."""
-        return replace(self, options={**(self.options or {}), **options})
 
     def make_arguments(self, model: Path) -> dict[str, Any]:
         """Returns the engine's arguments for this target model."""

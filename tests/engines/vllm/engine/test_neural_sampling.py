@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,6 @@ NUM_REQUESTS, NUM_TOKENS = 80, 10
 NUM_RANKS = 6  # number of most likely tokens that are counted separately
 METHOD = Method("draft_model", {"neural": True}, True, {"draft_sample_method": "probabilistic"})
 pytestmark = pytest.mark.prove  # takes minutes
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[Engine]:
-    with start_engine(model, METHOD, max_num_seqs=20, num_gpu_blocks_override=200) as engine:
-        yield engine
 
 
 def _sample_texts(engine: Engine, prompt: list[int], seed: int) -> list[list[int]]:
@@ -68,15 +61,19 @@ def _draft_token(tokens: list[int]) -> int | None:
     return int(drafts[0, 0]) if counts[0] else None
 
 
-def test_sampled_text_has_distribution_of_target(model: Path, engine: Engine) -> None:
+def test_sampled_text_has_distribution_of_target(model: Path) -> None:
     prompt = encode_corpus(model, 2_000)[:120]
-    lookup = engine.drafter.ngram_npu
-    compute_costs = lookup.costs.compute_costs
-    # Prefers n-grams after the neural drafter's first error.
-    lookup.costs.compute_costs = lambda *args: compute_costs(*args).zero_()
-    correct = _compute_chi_squared(model, prompt, _sample_texts(engine, prompt, 0))
-    # Makes a fault: replaced drafts keep the neural drafter's logits.
-    lookup._make_one_hot = lambda *_: None
-    faulty = _compute_chi_squared(model, prompt, _sample_texts(engine, prompt, NUM_REQUESTS))
+    with start_engine(model, METHOD, max_num_seqs=20, num_gpu_blocks_override=200) as engine:
+        lookup = engine.drafter.ngram_npu
+        compute_costs = lookup.costs.compute_costs
+        # Prefers n-grams after the neural drafter's first error.
+        lookup.costs.compute_costs = lambda *args: compute_costs(*args).zero_()
+        correct_texts = _sample_texts(engine, prompt, 0)
+        # Makes a fault: replaced drafts keep the neural drafter's logits.
+        lookup._make_one_hot = lambda *_: None
+        faulty_texts = _sample_texts(engine, prompt, NUM_REQUESTS)
+        del lookup
+    correct = _compute_chi_squared(model, prompt, correct_texts)
+    faulty = _compute_chi_squared(model, prompt, faulty_texts)
     assert correct < 40, faulty  # exceeded with a probability of 1/10,000 (13 degrees of freedom)
     assert faulty > 80, correct

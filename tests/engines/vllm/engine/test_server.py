@@ -286,13 +286,12 @@ def test_stand_ins_of_events_equal_vllms_classes() -> None:
 
 
 def _serve(server: Server, prompt: list[int], salt: str) -> tuple[list[int], float]:
-    """Returns the answer, which fills blocks, and its number of tokens per step."""
+    """Returns the answer, which fills the last block, and its number of tokens per step."""
     # Without the penalty, the tiny model repeats itself, and requests draft from their own text.
     extra_args = {"repetition_penalty": 1.3, "cache_salt": salt}
     names = "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"
     before = server.read_metrics()
-    num_tokens = MAX_MODEL_LEN - 2 * BLOCK - len(prompt)
-    answer = server.complete(prompt, num_tokens, extra_args).choices[0].token_ids
+    answer = server.complete(prompt, 7 * BLOCK - len(prompt), extra_args).choices[0].token_ids
     after = server.read_metrics()
     accepted, steps = (after[name] - before.get(name, 0.0) for name in names)
     return answer, 1 + accepted / steps
@@ -317,8 +316,8 @@ def test_server_drafts_text_of_publisher_that_restarts(
         _wait_for_metrics(server, lambda m, n=num_tokens: m["ngram_npu_feed_tokens_total"] == n)
         answer, fed = _serve(server, prompt, "fed")
         assert answer == expected
-        # A step has K + 1 tokens at most. The answers are long, and also repeat themselves.
-        assert K + 1 - fed < (K + 1 - cold) / 2, (fed, cold)
+        # Without the text, the second answer would take as many steps as the first.
+        assert fed > 1.25 * cold
     metrics = server.read_metrics()
     for name in ("gaps", "orphans", "dropped", "rejected"):
         assert metrics[f"ngram_npu_feed_{name}_total"] == 0

@@ -10,8 +10,17 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from engines import STORE_EXTENSION, BatchResult, Engine, K, Method, make_params, start_engine
-from runs import METHODS, make_requests
+from engines import (
+    STORE,
+    STORE_EXTENSION,
+    BatchResult,
+    Engine,
+    K,
+    Method,
+    make_params,
+    start_engine,
+)
+from runs import make_requests
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 from vllm.v1.worker.gpu import warmup
@@ -19,7 +28,7 @@ from vllm.v1.worker.gpu import warmup
 if TYPE_CHECKING:
     from conftest import Runs
 
-METHOD = METHODS["store"].with_options(scope="shared")
+METHOD = Method("ngram_gpu", STORE, asynchronous=True)
 NOISE = 0.05
 """Standard deviation of the change of a weight, relative to that of the weights of its tensor."""
 
