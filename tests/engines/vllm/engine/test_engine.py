@@ -10,7 +10,7 @@ import pytest
 from engines import RUNNER, K, contains_up_to, start_engine
 from ngram_npu.engines.vllm import scheduler as scheduler_module
 from ngram_npu.store import SHARED_SCOPE, scope_of_request
-from runs import METHODS, Run, knows_salts, make_requests
+from runs import METHODS, METRICS, PRIVATE_STORE, Run, knows_salts, make_requests
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -59,11 +59,12 @@ def test_store_contains_generated_text_of_its_scope_and_provides_drafts(
     assert run.preemptions >= 3
     assert run.num_store_drafts >= 10
     outputs = run.get_token_ids()
-    if METHODS[method].options["scope"] == "private":  # type: ignore[index]
+    scopes = {scope_of_request("tenant")} if knows_salts(METHODS[method]) else set()
+    if METHODS[method].options == PRIVATE_STORE | METRICS:
         outputs = outputs[2::4] + outputs[3::4]
-        assert {scope for scope, _ in run.stored_texts} == {scope_of_request("tenant")}
-    elif not knows_salts(METHODS[method]):
-        assert {scope for scope, _ in run.stored_texts} == {SHARED_SCOPE}
+    else:
+        scopes.add(SHARED_SCOPE)
+    assert {scope for scope, _ in run.stored_texts} == scopes
     for _, text in run.stored_texts:
         assert any(contains_up_to(output, text, K) for output in outputs), text
     num_generated = sum(map(len, outputs))

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from conftest import Runs
 
 BLOCK = 16
+TEXT_TOKENS = 256
+"""Length of a text of which the feed delivers all tokens at once."""
 HANG_S = 300.0
 NUM_RANKS = {"v1": 1, "v2": 2}[RUNNER]
 SALT = {"cache_salt": "salt"}
@@ -311,8 +313,9 @@ def test_server_drafts_text_of_publisher_that_restarts(
             _wait_for_metrics(server, lambda m: m["ngram_npu_feed_publishers"] == 1)
         prompt = ids[577 * PROMPTS[run] :][:40]
         expected, cold = _serve(server, prompt, f"cold {run}")
-        replica.generate(prompt, expected, "fed")
-        num_tokens += len(prompt) + len(expected)
+        filler = ids[-TEXT_TOKENS:][: TEXT_TOKENS - len(prompt) - len(expected)]
+        replica.generate(filler + prompt, expected, "fed")
+        num_tokens += TEXT_TOKENS
         _wait_for_metrics(server, lambda m, n=num_tokens: m["ngram_npu_feed_tokens_total"] == n)
         answer, fed = _serve(server, prompt, "fed")
         assert answer == expected
