@@ -20,11 +20,11 @@ import vllm_on_cpu  # noqa: E402
 vllm_on_cpu.register()  # before modules that import numba
 
 import pytest  # noqa: E402
+import toy_drafters  # noqa: E402
 from ngram_npu.draft_costs import OWN_DRAFT  # noqa: E402
 from ngram_npu.engines.vllm import plugin, request_scopes  # noqa: E402
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE  # noqa: E402
 from tiny_model import read_corpus  # noqa: E402
-from toy_drafter import find_or_train_drafter  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import VllmConfig  # noqa: E402
@@ -95,8 +95,8 @@ class Method:
             speculative |= LOOKUP
         elif self.name == "custom_class":
             speculative["model"] = "ngram_npu.engines.vllm.NgramProposer"
-        elif self.name == "draft_model":
-            speculative["model"] = str(find_or_train_drafter(model))
+        elif self.name in toy_drafters.TRAIN_STEPS:
+            speculative["model"] = str(toy_drafters.find_or_train_drafter(self.name, model))
         return {
             **OPTIONS,
             "speculative_config": speculative if self.name else None,

@@ -30,9 +30,9 @@ AUTO_LOOKUP: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "over
 NEURAL = {"neural": True}
 ADAPTIVE = {"enable_adaptive_verification": True}
 METHODS = {
-    "asynchronous": Method("draft_model", NEURAL, asynchronous=True),
-    "synchronous": Method("draft_model", NEURAL),
-    "store": Method("draft_model", {**NEURAL, **STORE}, asynchronous=True),
+    "draft model": Method("draft_model", NEURAL, asynchronous=True),
+    "eagle": Method("eagle", NEURAL),
+    "store": Method("eagle", {**NEURAL, **STORE}, asynchronous=True),
     "adaptive": Method("draft_model", NEURAL, True, ADAPTIVE),
 }
 
@@ -128,8 +128,7 @@ class NeuralRecorder:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n == "asynchronous" else pytest.param(n, marks=pytest.mark.prove) for n in METHODS],
+    "name", [n if n == "draft model" else pytest.param(n, marks=pytest.mark.prove) for n in METHODS]
 )
 def test_text_is_equal_and_drafts_are_those_of_the_reference(
     model: Path, runs: Runs, name: str

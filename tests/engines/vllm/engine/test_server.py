@@ -42,8 +42,6 @@ TEXT_TOKENS = 256
 HANG_S = 300.0
 NUM_RANKS = {"v1": 1, "v2": 2}[RUNNER]
 SALT = {"cache_salt": "salt"}
-PROMPTS = 2, 5
-"""Passages of the corpus that the tiny model continues without repeating itself at once."""
 
 
 class Replica:
@@ -311,7 +309,7 @@ def test_server_drafts_text_of_publisher_that_restarts(
             _wait_for_metrics(server, lambda m: m["ngram_npu_feed_publishers"] == 0)
             replica.start()
             _wait_for_metrics(server, lambda m: m["ngram_npu_feed_publishers"] == 1)
-        prompt = ids[577 * PROMPTS[run] :][:40]
+        prompt = ids[577 * run : 577 * run + 40]
         expected, cold = _serve(server, prompt, f"cold {run}")
         filler = ids[-TEXT_TOKENS:][: TEXT_TOKENS - len(prompt) - len(expected)]
         replica.generate(filler + prompt, expected, "fed")
