@@ -186,67 +186,47 @@ def test_times_are_compared_if_numbers_of_decoding_requests_differ_by_a_sixteent
     assert (engine.lengths[-100:].count(5) > 50) == is_compared
 
 
-@pytest.mark.parametrize(("pause", "is_compared"), [(280, True), (320, False)])
-def test_times_of_the_last_300_steps_are_compared(pause: int, is_compared: bool) -> None:
+BURST = (3, 5, 0.01), (1, 0, 0.01)
+"""Steps, given as number, draft length and seconds: a burst, which the step after it ends."""
+# Steps by kind, and what the report says of steps with five draft tokens.
+OBSERVATIONS: dict[str, tuple[dict[str, list[tuple[int, int, float | None]]], str]] = {
+    "newest 16 times": (
+        {"": [(12, 0, 0.03), (12, 0, 0.01), (4, 0, 0.02), (3, 5, 0.02), (1, 0, 0.01)]},
+        "takes 2.00 times as long",
+    ),
+    "last 300 steps": ({"": [(8, 0, 0.01), (280, 0, None), *BURST, (15, 0, 0.01)]}, "takes 1.00"),
+    "older steps": ({"": [(8, 0, 0.01), (320, 0, None), *BURST, (15, 0, 0.01)]}, "an unknown time"),
+    **{
+        f"two bursts {ratio}": (
+            {"": [(4, 0, 0.01), *BURST] * 3 + [(4, 0, 0.01), (3, 5, 0.01 * ratio), BURST[1]] * 2},
+            f"takes {expected:.2f} times as long",
+        )
+        # Two bursts contradict the others if they differ by a quarter.
+        for ratio, expected in {1.2: 1.0, 1.3: 1.3, 0.83: 1.0, 0.77: 0.77}.items()
+    },
+    "a kind of steps that no longer occurs": (
+        {
+            "before": [(2560, 0, 0.01), *BURST],
+            "now": [(2560, 0, 0.01), (3, 5, 0.03), (1, 0, 0.01)],
+        },
+        "takes 2.94 times as long",
+    ),
+    "less than a minute": ({"": [(8, 0, 50.0), (3, 5, 59.0), (1, 0, 50.0)]}, "takes 1.18"),
+    "a minute": ({"": [(8, 0, 50.0), (3, 5, 60.0), (1, 0, 50.0)]}, "an unknown time"),
+    # An outlier counts at most as if all tokens took their full time.
+    "an outlier": ({"": [(6, 0, 0.01), (6, 5, 50.0), (6, 0, 0.01)]}, "takes 6.00 times as long"),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_times_are_compared_by_rules(name: str) -> None:
+    steps_by_kind, expected = OBSERVATIONS[name]
     controller = DraftLengthController((0, 5), 8)
-    controller.acceptance.observe(8, [0, 8, 0, 0, 0, 0])
-    for _ in range(8):
-        controller.observe_step(8, 0, 0.01)
-    for _ in range(pause):
-        controller.observe_step(8, 0, None)
-    for _ in range(3):
-        controller.observe_step(8, 5, 0.01)
-    for _ in range(16):  # ends the burst
-        controller.observe_step(8, 0, 0.01)
-    known = "an unknown time" not in controller.describe_measurements()
-    assert known == is_compared
-
-
-def observe(
-    controller: DraftLengthController, *steps: tuple[int, int, float], kind: str = ""
-) -> None:
-    """Observes steps, given as number, draft length and seconds."""
-    for count, length, seconds in steps:
-        for _ in range(count):
-            controller.observe_step(8, length, seconds, kind=kind)
-
-
-def test_newest_16_times_of_the_chosen_length_are_compared() -> None:
-    controller = DraftLengthController((0, 5), 8)
-    observe(controller, (12, 0, 0.03), (12, 0, 0.01), (4, 0, 0.02), (3, 5, 0.02), (1, 0, 0.01))
-    assert "takes 2.00 times as long" in controller.describe_measurements()
-
-
-@pytest.mark.parametrize(("ratio", "expected"), [(1.2, 1.0), (1.3, 1.3), (0.83, 1.0), (0.77, 0.77)])
-def test_two_bursts_contradict_the_others_if_they_differ_by_a_quarter(
-    ratio: float, expected: float
-) -> None:
-    controller = DraftLengthController((0, 5), 8)
-    for burst in (1.0, 1.0, 1.0, ratio, ratio):
-        observe(controller, (4, 0, 0.01), (3, 5, 0.01 * burst), (1, 0, 0.01))
-    assert f"takes {expected:.2f} times as long" in controller.describe_measurements()
-
-
-def test_kinds_of_steps_that_no_longer_occur_lose_their_weight() -> None:
-    controller = DraftLengthController((0, 5), 8)
-    for kind, seconds in (("before", 0.01), ("now", 0.03)):
-        observe(controller, (2560, 0, 0.01), (3, 5, seconds), (1, 0, 0.01), kind=kind)
-    assert "takes 2.94 times as long" in controller.describe_measurements()
-
-
-@pytest.mark.parametrize(("seconds", "is_used"), [(59.0, True), (60.0, False)])
-def test_times_from_a_minute_on_are_not_used(seconds: float, is_used: bool) -> None:
-    controller = DraftLengthController((0, 5), 8)
-    observe(controller, (8, 0, 50.0), (3, 5, seconds), (1, 0, 50.0))
-    assert ("an unknown time" not in controller.describe_measurements()) == is_used
-
-
-def test_outlier_counts_at_most_as_if_all_tokens_took_their_full_time() -> None:
-    controller = DraftLengthController((0, 5), 8)
-    for length, seconds in ((0, 0.01), (5, 50.0), (0, 0.01)):
-        for _ in range(6):
-            controller.observe_step(8, length, seconds)
-    assert "takes 6.00 times as long" in controller.describe_measurements()
+    for kind, steps in steps_by_kind.items():
+        for count, length, seconds in steps:
+            for _ in range(count):
+                controller.observe_step(8, length, seconds, kind=kind)
+    assert expected in controller.describe_measurements()
 
 
 def test_report_states_measured_values() -> None:
