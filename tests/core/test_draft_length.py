@@ -90,13 +90,6 @@ def test_burst_verifies_about_32_requests(batch: int, steps: int) -> None:
     assert {count for _, _, count in engine.find_bursts()} == {steps}
 
 
-def test_two_losing_lengths_take_turns_at_first() -> None:
-    engine = Engine(DraftLengthController((0, 3, 5), 8), {3: 0, 5: 0})
-    engine.run(300, lambda step, length: 0.01 * (1 + 0.2 * length))
-    lengths = [length for _, length, _ in engine.find_bursts()]
-    assert lengths[:6] == [3, 5, 3, 5, 3, 5]
-
-
 @pytest.mark.parametrize(
     ("gain", "expected"), [(1.015, 0), (1.025, 5), (1.5, 5)], ids=["1.5 %", "2.5 %", "50 %"]
 )
@@ -114,41 +107,6 @@ def test_chosen_length_is_left_if_it_loses_two_percent() -> None:
     assert engine.lengths[-200:].count(5) > 150
     engine.run(3000, lambda step, length: 0.01 * 1.025 if length else 0.01)
     assert engine.lengths[-200:].count(0) > 150
-
-
-def test_one_of_three_slow_bursts_does_not_count() -> None:
-    """The estimate is the median of bursts."""
-    engine = make_engine(num_accepted=2)
-    slow_steps = range(16, 25)  # all of the first burst
-    engine.run(200, lambda step, length: 0.05 if length and step in slow_steps else 0.01)
-    assert [count for _, _, count in engine.find_bursts()[:3]] == [4, 4, 4]
-    assert engine.find_bursts()[3][2] > 8, "chosen"
-
-
-def test_two_newest_bursts_replace_times_that_they_contradict() -> None:
-    engine = make_engine(num_accepted=1)
-    engine.run(4000, lambda step, length: 0.03 if length else 0.01)
-    assert engine.controller.table[8] == 0
-    bursts = len(engine.find_bursts())
-    engine.run(1500, lambda step, length: 0.015 if length else 0.01)
-    later = engine.find_bursts()[bursts:]
-    assert [count for _, _, count in later[:2]] == [4, 4]
-    assert later[1][0] - later[0][0] == 64
-    assert later[2][2] > 8, "chosen"
-
-
-def test_median_of_the_newest_five_bursts_is_used() -> None:
-    engine = make_engine(5, num_accepted=5)
-    engine.run(16, lambda step, length: 0.01)
-    ratios = [5.98] * 4 + [5.8] * 3  # six tokens; 5.98 gains less than 2 %
-
-    def get_time(step: int, length: int) -> float:
-        return 0.01 * ratios[min(len(engine.find_bursts()), 7) - 1] if length else 0.01
-
-    engine.run(800, get_time)
-    bursts = engine.find_bursts()
-    assert [count for _, _, count in bursts[:7]] == [4] * 7
-    assert bursts[7][2] > 8, "chosen"
 
 
 def test_times_of_other_kinds_of_steps_are_not_compared() -> None:
@@ -204,6 +162,14 @@ OBSERVATIONS: dict[str, tuple[dict[str, list[tuple[int, int, float | None]]], st
         # Two bursts contradict the others if they differ by a quarter.
         for ratio, expected in {1.2: 1.0, 1.3: 1.3, 0.83: 1.0, 0.77: 0.77}.items()
     },
+    "newest five bursts": (
+        {"": [(4, 0, 0.01), (3, 5, 0.012), BURST[1]] * 4 + [(4, 0, 0.01), *BURST] * 3},
+        "takes 1.00 times as long",
+    ),
+    "a slow step in a burst": (
+        {"": [(4, 0, 0.01), (2, 5, 0.01), (1, 5, 0.05), BURST[1]]},
+        "takes 1.00",
+    ),
     "a kind of steps that no longer occurs": (
         {
             "before": [(2560, 0, 0.01), *BURST],
