@@ -1,18 +1,17 @@
-"""Applies random single faults to source files and lists the faults that no test detects.
+"""Applies random single faults to C++ sources and lists the faults that no test detects.
 
     python -m tools.mutate FILE ... [--count 60] [--seed 1] [--gtest TARGET ...] [--twins] \\
         [-- ARGUMENTS OF PYTEST]
 
 Works on a copy of the tracked files in build/mutate. The same seed gives the same faults as long as
-the files do not change. Changed C++ is compiled first; a fault that does not compile is replaced by
-the next fault. A survivor is a fault that no test detects. It shows that a test is missing, unless
-the fault has no effect; a person must decide.
+the files do not change. A fault that does not compile is replaced by the next fault. A survivor is
+a fault that no test detects. It shows that a test is missing, unless the fault has no effect; a
+person must decide. For Python, use a tool such as mutmut.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
 import random
@@ -20,7 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,20 +31,19 @@ STAGE = ROOT / "build" / "mutate" / "stage"
 TIME_LIMIT_S = 600
 """Time limit of a test command, which then counts as failed: the fault may be an endless loop."""
 
-_STRING = r"""\"(?:\\.|[^"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
-_NO_CODE = {
-    True: re.compile(r'""".*?"""|#[^\n]*|' + _STRING, re.DOTALL),
-    False: re.compile(r"/\*.*?\*/|//[^\n]*|^\s*#[^\n]*|" + _STRING, re.DOTALL | re.MULTILINE),
-}
-"""Text that is not code, in Python (True) and in C++ (False)."""
+_NO_CODE = re.compile(
+    r"""/\*.*?\*/|//[^\n]*|^\s*#[^\n]*|\"(?:\\.|[^"\\\n])*\"|'(?:\\.|[^'\\\n])*'""",
+    re.DOTALL | re.MULTILINE,
+)
+"""Comments, directives of the preprocessor, and strings."""
 
 _PAIRS = (
     *(("< ", "<= "), ("> ", ">= "), ("== ", "!= "), ("+ ", "- "), ("+= ", "-= ")),
-    *(("&& ", "|| "), ("and ", "or "), ("min(", "max("), ("smaller(", "larger(")),
-    *(("true", "false"), ("True", "False"), ("break", "continue")),
+    *(("&& ", "|| "), ("min(", "max("), ("smaller(", "larger(")),
+    *(("true", "false"), ("break", "continue")),
 )
 _REPLACEMENTS = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
-_REPLACEMENTS |= {"* ": "+ ", "% ": "+ ", "not ": ""}
+_REPLACEMENTS |= {"* ": "+ ", "% ": "+ "}
 # Formatters put spaces around binary operators, but not inside templates and pointer types.
 _OPERATORS = "|".join(
     (r"(?<= )" if token[0] in "<>=!+-&|*%" else r"\b") + re.escape(token) for token in _REPLACEMENTS
@@ -79,9 +77,9 @@ class Change:
         return text[: self.begin] + self.replacement + text[self.end :]
 
 
-def find_changes(text: str, *, is_python: bool) -> list[Change]:
+def find_changes(text: str) -> list[Change]:
     """Returns all single changes of a file's code, in order, without comments and strings."""
-    code = _NO_CODE[is_python].sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
+    code = _NO_CODE.sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
     changes = []
     for match in _REPLACEABLE.finditer(code):
         token = match[0]
@@ -92,25 +90,8 @@ def find_changes(text: str, *, is_python: bool) -> list[Change]:
         else:
             replacement = "!"
         changes.append(Change(match.start(), match.end(), replacement))
-    if is_python:
-        changes += _replace_statements(text)
-    else:
-        changes += [Change(*match.span(), "") for match in _STATEMENT.finditer(code)]
+    changes += [Change(*match.span(), "") for match in _STATEMENT.finditer(code)]
     return sorted(changes, key=lambda change: change.begin)
-
-
-def _replace_statements(text: str) -> Iterator[Change]:
-    """Yields, for each statement on a single line, the change that replaces it with `pass`."""
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    for node in ast.walk(ast.parse(text)):
-        is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and not is_constant:
-            line = text[starts[node.lineno - 1] : starts[node.lineno]]
-            if node.lineno == node.end_lineno and line.isascii() and node.col_offset > 0:
-                begin = starts[node.lineno - 1]
-                yield Change(begin + node.col_offset, begin + (node.end_col_offset or 0), "pass")
 
 
 class ProjectCopy:
@@ -120,8 +101,6 @@ class ProjectCopy:
         self._gtests, self._pytest, self._twins = gtests, pytest, twins
         self.output = ""
         """The output of the last command."""
-        self._libraries_built = TREE / "build" / "libraries" / "built"
-        """Exists while the libraries are those of the copy's C++ sources."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.check_output(command, cwd=ROOT, text=True).split("\0")
         for name in filter(None, names):
@@ -136,23 +115,17 @@ class ProjectCopy:
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-            if not name.endswith(".py"):
-                self._libraries_built.unlink(missing_ok=True)
 
-    def build(self, *, is_python: bool) -> bool:
-        """Builds and installs the copy; returns whether it compiles. If only Python has changed,
-        the libraries are not built again."""
-        libraries = self._libraries_built.parent
-        if not (is_python and self._libraries_built.exists()):
-            commands = [["cmake", "--build", "build/libraries", "--target", *_LIBRARIES]]
-            commands[0] += self._gtests
-            if not (libraries / "build.ninja").exists():
-                commands.insert(0, _CONFIGURE)
-            if self._twins:
-                commands += [["cmake", "--preset", "twins"], ["cmake", "--build", "build/twins"]]
-            if any(self._execute(command) for command in commands):
-                return False
-            self._libraries_built.touch()
+    def build(self) -> bool:
+        """Builds and installs the copy; returns whether it compiles."""
+        commands = [["cmake", "--build", "build/libraries", "--target", *_LIBRARIES]]
+        commands[0] += self._gtests
+        if not (TREE / "build" / "libraries" / "build.ninja").exists():
+            commands.insert(0, _CONFIGURE)
+        if self._twins:
+            commands += [["cmake", "--preset", "twins"], ["cmake", "--build", "build/twins"]]
+        if any(self._execute(command) for command in commands):
+            return False
         shutil.rmtree(STAGE, ignore_errors=True)
         shutil.copytree(TREE / "python", STAGE)
         return not self._execute(["cmake", "--install", "build/libraries", "--prefix", str(STAGE)])
@@ -191,7 +164,7 @@ class ProjectCopy:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutate", description=__doc__)
     add = parser.add_argument
-    add("files", nargs="+", help="source files, relative to the project's root")
+    add("files", nargs="+", help="C++ sources, relative to the project's root")
     add("--count", type=int, default=60)
     add("--seed", type=int, default=1)
     add("--gtest", action="append", default=[], metavar="TARGET")
@@ -202,19 +175,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tool_arguments = tool_arguments[: tool_arguments.index("--")]
     options = parser.parse_args(tool_arguments)
     copy = ProjectCopy(options.gtest, pytest, twins=options.twins)
-    if not copy.build(is_python=False) or copy.find_failure():
+    if not copy.build() or copy.find_failure():
         raise SystemExit(f"tools.mutate: the tests fail without a fault:\n{copy.output[-4000:]}")
     faults = [
         (name, change)
         for name in options.files
-        for change in find_changes((ROOT / name).read_text(), is_python=name.endswith(".py"))
+        for change in find_changes((ROOT / name).read_text())
     ]
     random.Random(options.seed).shuffle(faults)
     num_tried, survivors = 0, []
     for name, change in faults:
         text = (ROOT / name).read_text()
         copy.write(name, change.apply(text).encode())
-        if copy.build(is_python=name.endswith(".py")):
+        if copy.build():
             num_tried += 1
             location = f"{name}:{text.count(chr(10), 0, change.begin) + 1}"
             fault = f"{location}: {text[change.begin : change.end]!r} -> {change.replacement!r}"
