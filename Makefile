@@ -170,6 +170,13 @@ $(BUILD)/launch/.ready: $(SOURCES) | twins
 STAGE := $(BUILD)/python-asan/stage
 FUZZ_SECONDS ?= 20
 FUZZ_CXX ?= clang++-14
+FUZZ := $(BUILD)/fuzz/tests/cpp
+# 200 random inputs reach all events, also on a slow machine.
+FIRST_INPUTS := import pathlib, random; \
+  [pathlib.Path(f"$(FUZZ)/corpus/first-{n}").write_bytes(random.Random(n).randbytes(400)) for n in range(200)]
+# 400 bytes are about fifteen events; longer inputs reach no other code. With -len_control, inputs would stay at 30 bytes.
+# Computing the weights of -entropic would take half of the time.
+FUZZ_OPTIONS = -max_total_time=$(FUZZ_SECONDS) -max_len=400 -len_control=0 -entropic=0 -artifact_prefix=$(FUZZ)/
 test-sanitizers: setup
 	@$(GTEST)
 	$(call suite,python-asan,$(PYBIND11))
@@ -181,13 +188,9 @@ test-sanitizers: setup
 	  $(PYTEST) -p no:cacheprovider -k "not guarded and not cuda_ and not ascendc_" tests/ops/test_parity.py tests/ops/test_errors.py
 	@command -v $(FUZZ_CXX) >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -qq clang-14 libclang-rt-14-dev >/dev/null; } || true
 	@if command -v $(FUZZ_CXX) >/dev/null; then $(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_store) && \
-	  mkdir -p $(FUZZ)/corpus && for i in $$(seq 50); do head -c 400 /dev/urandom >$(FUZZ)/corpus/first-$$i; done && \
+	  mkdir -p $(FUZZ)/corpus && $(PY) -c '$(FIRST_INPUTS)' && \
 	  $(FUZZ)/fuzz_store $(FUZZ_OPTIONS) $(FUZZ)/corpus; \
 	  else echo "fuzz: skipped, $(FUZZ_CXX) is missing (Debian, Ubuntu: clang-14, libclang-rt-14-dev)"; fi
-FUZZ := $(BUILD)/fuzz/tests/cpp
-# 400 bytes are about fifteen events; longer inputs reach no other code. With -len_control, inputs would stay at 30 bytes.
-# Computing the weights of -entropic would take half of the time.
-FUZZ_OPTIONS = -max_total_time=$(FUZZ_SECONDS) -max_len=400 -len_control=0 -entropic=0 -artifact_prefix=$(FUZZ)/
 
 # vLLM's engines on a CPU: the V1 runner, and the V2 runner in an environment of its own, because V2 needs Triton and V1 does not
 # start with it. VLLM=0.33.0 tests another release's Python sources. Tests of a file run in one process and share engines.
