@@ -154,12 +154,14 @@ test-cuda: setup
 	NGRAM_NPU_WHEEL=$$(ls $(CUDA_WHEEL)/ngram_npu-*.whl) $(PYTEST) -m "not slow" tests/repo/test_wheel.py tests/core/test_doctor.py
 
 # The NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu). A test also
-# compiles the launcher with the next torch_npu and the torch release that it needs.
+# compiles and runs the launcher with the next torch_npu and the torch release that it needs, of which PyPI has a CUDA build only.
 $(BUILD)/launch/.ready: $(SOURCES) | twins
 	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu torch-npu==2.13.0
 	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
 	rm -rf $(BUILD)/torch-next && $(PY) $(PIP) install --no-deps --target $(BUILD)/torch-next torch==2.14.1
+	$(PY) tests/npu/next_torch.py $(BUILD)/torch-next
 	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu/torch_npu $(BUILD)/cann
+	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu-next/torch_npu $(BUILD)/cann-next
 	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(BUILD)/torch-npu/torch_npu))
 	rm -rf $(@D) && cmake --install $(BUILD)/twins --prefix $(@D) >/dev/null && touch $@

@@ -15,6 +15,7 @@ import ngram_npu
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("NGRAM_NPU_BUILD", ROOT / "build"))
 NEXT_TORCH, NEXT_TORCH_NPU = BUILD / "torch-next", BUILD / "torch-npu-next"
+NEXT_CANN = BUILD / "cann-next" / "lib64"
 LAUNCH, BINARY = "libngram_npu_launch.so", "ngram_npu_kernels.o"
 LIBRARIES = (LAUNCH, BINARY)
 # The variables of an installed CANN are removed.
@@ -52,6 +53,8 @@ def make_npu(folder: Path) -> Npu:
     for path in (
         *(package / name for name in LIBRARIES),
         torch_npu / "torch_npu",
+        NEXT_TORCH,
+        NEXT_CANN,
     ):
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; run `make test-slow`")

@@ -8,6 +8,7 @@ the launches.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,9 +19,9 @@ from ops.specs import OPSPECS
 
 from npu.npu_process import (
     BINARY,
-    BUILD,
     LAUNCH,
     LIBRARIES,
+    NEXT_CANN,
     NEXT_TORCH,
     NEXT_TORCH_NPU,
     ROOT,
@@ -136,9 +137,13 @@ print(json.dumps({
 
 
 def test_npu_checks_pass_in_a_process_with_an_npu(npu: Npu) -> None:
+    run_npu_checks(npu)
+
+
+def run_npu_checks(npu: Npu, **variables: str) -> None:
     code = "import torch, torch_npu, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
     arguments = ("-q", "-p", "no:cacheprovider", "tests/npu/npu_checks.py")
-    result = npu.run("-c", code, *arguments)
+    result = npu.run("-c", code, *arguments, **variables)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     summary = re.search(r"\n(\d+) passed(, \d+ warnings?)? in", result.stdout)
     assert summary is not None, result.stdout
@@ -146,20 +151,32 @@ def test_npu_checks_pass_in_a_process_with_an_npu(npu: Npu) -> None:
     assert int(summary[1]) == num_tests
 
 
-def test_launcher_builds_with_the_next_torch_and_torch_npu(tmp_path: Path) -> None:
-    """It is not run: PyPI has only a CUDA build of the next torch, which does not import here."""
+def test_npu_checks_pass_with_the_next_torch_and_torch_npu(npu: Npu, tmp_path: Path) -> None:
+    """The launcher is compiled with the headers of the next torch and torch_npu, and then runs with
+    both. The kernels and the operators are those of the other tests."""
     torch, torch_npu = NEXT_TORCH / "torch", NEXT_TORCH_NPU / "torch_npu"
     folders = [torch_npu / "include", torch_npu / "include/third_party/acl/inc"]
     folders += [torch / "include", torch / "include/torch/csrc/api/include"]
     includes = [f"-I{ROOT / 'csrc'}", *(f"-isystem{folder}" for folder in folders)]
     source = ROOT / "csrc/ascendc/launch.cpp"
     libraries = [torch_npu / "lib/libtorch_npu.so", torch / "lib/libc10.so"]
-    libraries += [torch / "lib/libtorch_cpu.so", f"-L{BUILD}/cann/lib64", "-lascendcl", "-ldl"]
-    link = ["-shared", "-Wl,--no-undefined", "-Wl,--allow-shlib-undefined"]
-    command = ["g++", "-fPIC", "-std=c++20", "-O0", *includes, source, *libraries, *link]
-    command += ["-o", tmp_path / LAUNCH]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    libraries += [torch / "lib/libtorch_cpu.so", f"-L{NEXT_CANN}", "-lascendcl", "-ldl"]
+    path = _change_libraries(npu, tmp_path, LAUNCH)
+    output = tmp_path / "install" / "ngram_npu" / LAUNCH
+    link = ["-shared", "-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", "-o", output]
+    result = _compile("-std=c++20", "-O0", *includes, source, *libraries, *link)
     assert result.returncode == 0, result.stderr
+    package = path.split(os.pathsep)[0]
+    variables = {
+        "PYTHONPATH": os.pathsep.join(map(str, (package, NEXT_TORCH, NEXT_TORCH_NPU))),
+        "LD_LIBRARY_PATH": str(NEXT_CANN),
+    }
+    run_npu_checks(npu, **variables)
+
+
+def _compile(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = ["g++", "-fPIC", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None:
