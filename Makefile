@@ -139,7 +139,7 @@ PYBIND11 = -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
 # Slow tests, the quick gates of draft quality, clang-tidy, and the CUDA kernels.
 test-slow: setup $(VENV)/.installed twins $(BUILD)/launch/.ready
 	$(PY) -m tools.bench.gates --quick
-	$(WITH_WHEEL) $(PYTEST) -m slow
+	$(WITH_WHEEL) $(PYTEST) -m "slow and not prove"
 	cmake --preset python-asan $(PYBIND11) >/dev/null
 	git ls-files 'csrc/api/*.cpp' 'csrc/cpu/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
@@ -153,18 +153,20 @@ test-cuda: setup
 	$(PY) $(PIP) install --no-deps --force-reinstall $(CUDA_WHEEL)/ngram_npu-*.whl
 	NGRAM_NPU_WHEEL=$$(ls $(CUDA_WHEEL)/ngram_npu-*.whl) $(PYTEST) -m "not slow" tests/repo/test_wheel.py tests/core/test_doctor.py
 
-# The NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu). A test also
-# compiles and runs the launcher with the next torch_npu and the torch release that it needs, of which PyPI has a CUDA build only.
+# The NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu).
 $(BUILD)/launch/.ready: $(SOURCES) | twins
 	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu torch-npu==2.13.0
-	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
-	rm -rf $(BUILD)/torch-next && $(PY) $(PIP) install --no-deps --target $(BUILD)/torch-next torch==2.14.1
-	$(PY) tests/npu/next_torch.py $(BUILD)/torch-next
 	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu/torch_npu $(BUILD)/cann
-	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu-next/torch_npu $(BUILD)/cann-next
 	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(BUILD)/torch-npu/torch_npu))
 	rm -rf $(@D) && cmake --install $(BUILD)/twins --prefix $(@D) >/dev/null && touch $@
+# The next torch_npu, and the torch release that it needs, of which PyPI has a CUDA build only. A test compiles the launcher.
+$(BUILD)/torch-next/.ready: $(BUILD)/launch/.ready
+	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
+	rm -rf $(@D) && $(PY) $(PIP) install --no-deps --target $(@D) torch==2.14.1
+	$(PY) tests/npu/next_torch.py $(@D)
+	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu-next/torch_npu $(BUILD)/cann-next
+	touch $@
 
 # The C++ suite under ASan+UBSan and TSan, the parity suite under ASan+UBSan, and a fuzz run of the store, if clang is installed.
 STAGE := $(BUILD)/python-asan/stage
@@ -209,21 +211,23 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 	echo "$(call PURELIB,$(VLLM_VENV))" >"$(call PURELIB,$(VLLM_V2_VENV))/vllm.pth"
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps triton==3.9.0
 	touch $@
+VLLM_TESTS ?= not prove
 test-vllm: $(WHEEL)/.ready $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	for python in $(VLLM_VENV)/bin/python $(VLLM_V2_VENV)/bin/python; do \
 	  $$python $(PIP) install --no-deps --force-reinstall $(WHEEL)/ngram_npu-*.whl && \
-	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not prove" tests/engines/vllm/engine || exit 1; done
+	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "$(VLLM_TESTS)" tests/engines/vllm/engine || exit 1; done
 
 # Hours that CI does not run: 10,000 asynchronous scenarios, a million steps of the store, two ranks, an hour of fuzzing, all
-# gates, the newest vLLM, and the C++ suite on emulated NEON (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev).
+# gates, the newest vLLM and torch_npu, and the C++ suite on emulated NEON (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev).
 NEON := $(BUILD)/neon
-prove: setup $(VENV)/.installed twins
+prove: setup $(VENV)/.installed twins $(BUILD)/torch-next/.ready
+	$(PYTEST) -m "slow and prove" --ignore tests/engines/vllm
 	PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(BUILD)/proof/async-proof.json
 	$(call build,cpp,,store_test) && NGRAM_NPU_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/store_test
 	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
 	$(MAKE) test-sanitizers FUZZ_SECONDS=3600
 	NGRAM_NPU_STORE_FILE_SECONDS=3600 $(PY) -m pytest -q tests/core/store/test_damaged_files.py
-	$(MAKE) test-vllm VLLM=0.33.0
+	$(MAKE) test-vllm VLLM=0.33.0 VLLM_TESTS=
 	$(VLLM_VENV)/bin/python -m tools.bench.gates --json $(BUILD)/proof/gates.json
 	cmake -S /usr/src/googletest -B $(NEON)/googletest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \

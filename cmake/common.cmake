@@ -52,7 +52,7 @@ function(ngram_npu_find_torch out)
     OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE find_status ERROR_QUIET)
   if(find_status)
     message(FATAL_ERROR "torch is not installed for ${Python_EXECUTABLE}: install torch >= 2.10, or build without the torch "
-                        "operators (-DNGRAM_NPU_TORCH=OFF)")
+                        "operators (pip: NGRAM_NPU_TORCH=OFF in the environment; cmake: -DNGRAM_NPU_TORCH=OFF)")
   endif()
   set(${out} "${torch_dir}" PARENT_SCOPE)
 endfunction()

@@ -107,16 +107,6 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
-class _PrintCompletion(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, *__: object) -> None:
-        try:
-            import shtab
-        except ImportError:
-            parser.error("--print-completion needs shtab: pip install shtab")
-        print(shtab.complete(parser, shell))
-        parser.exit()
-
-
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 40:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text}")
@@ -126,25 +116,22 @@ def _count(text: str) -> int:
 _COUNT = {"type": _count, "metavar": "N"}
 _SWITCH = {"action": "store_true"}
 _FILE = {"type": Path, "metavar": "FILE"}
-_TEMPLATES = {"choices": ("auto", "default", "none"), "default": "auto"}
 _MODES = {"choices": ("padded", "trimmed"), "default": "padded"}
-_SHELLS: dict[str, Any] = {"choices": ("bash", "zsh", "tcsh"), "action": _PrintCompletion}
 
 Option = tuple[str, dict[str, Any], str]
 """The flags of an option, the other arguments of `add_argument`, and its help text."""
 
 _INPUT: tuple[Option, ...] = (
-    ("paths", {"nargs": "*", "metavar": "PATH"}, "log (JSON, JSON Lines, CSV, Parquet, Arrow), "
-     "folder of logs, or - for stdin, which is the default if it is a pipe"),
+    ("paths", {"nargs": "*", "metavar": "PATH"}, "log (JSON, JSON Lines, CSV, Parquet), folder of "
+     "logs, or - for stdin, which is the default if it is a pipe"),
     ("--demo", _SWITCH, "read sources of Python's standard library"),
-    ("--limit", _COUNT, "read only N conversations per file"),
     ("--map", {"metavar": "FIELD=EXPRESSION,..."}, "where prompt and answer are, as JMESPath, such "
      "as 'prompt=input.question, answer=output.text' (docs/guides/logs.md)"),
     ("--strict", _SWITCH, "stop at a record that cannot be read (default: skip and count it)"),
     ("--tokenizer", {"metavar": "NAME|FOLDER"}, "your model's tokenizer: a Hugging Face folder, or "
-     "ORG/NAME from the hub's local cache; or mistral-v1 (default), mistral-v3, bytes"),
-    ("--chat-template", _TEMPLATES, "auto: that of the tokenizer's folder; default: USER: ... "
-     "ASSISTANT: ...; none: texts as they are"),
+     "ORG/NAME from the hub's local cache; or mistral-v1 (default), bytes"),
+    ("--chat-template", {"choices": ("auto", "default"), "default": "auto"}, "auto: that of the "
+     "tokenizer; default: USER: ... ASSISTANT: ..."),
     ("--json", {"metavar": "FILE"}, "write the result as JSON; - for stdout"),
 )  # fmt: skip
 _STORE_TOKENS: Option = (
@@ -162,8 +149,6 @@ _REPLAY: tuple[Option, ...] = (
     ("--store", _SWITCH, "draft also from the text of other conversations"),
     _STORE_TOKENS,
     _DRAFTS,
-    ("--min-draft-probability", {"type": float, "metavar": "P"}, "trimmed: end a draft where the "
-     "probability that all of it is accepted falls below P (default with --lookup auto: 0.12)"),
     ("--compare", {"metavar": "SETTING"}, "replay a second setting, such as 'lookup=ngram k=3 "
      "store'; what is not named is that of the first"),
 )  # fmt: skip
@@ -199,7 +184,10 @@ def make_parser() -> argparse.ArgumentParser:
         prog=PROGRAM, description="N-gram speculative-decoding drafting.", allow_abbrev=False
     )
     parser.add_argument("--version", nargs=0, action=_PrintVersion, help="print the version")
-    parser.add_argument("--print-completion", help="print a completion for a shell", **_SHELLS)
+    with suppress(ImportError):
+        import shtab
+
+        shtab.add_argument_to(parser, help="print a completion for a shell")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, run, options, about, more in COMMANDS:
         description = f"{about[0].upper()}{about[1:]}. {more}"
@@ -230,7 +218,7 @@ def _make_reader(arguments: argparse.Namespace) -> LogReader:
         if not paths:
             raise InputError("PATH: expected a log, a folder of logs, or a pipe; or try --demo")
     salt_field = getattr(arguments, "salt_field", None)
-    return LogReader(paths, arguments.map, arguments.limit, arguments.strict, salt_field)
+    return LogReader(paths, arguments.map, arguments.strict, salt_field)
 
 
 def _make_tokenization(arguments: argparse.Namespace) -> Tokenization:
@@ -259,8 +247,7 @@ def _print_report(arguments: argparse.Namespace, report: Any, text: str) -> int:
 def _run_replay(arguments: argparse.Namespace) -> int:
     from ngram_npu_cli.replay import Setting, format_replay, parse_setting, replay
 
-    names = ("lookup", "k", "store", "drafts", "min_draft_probability")
-    settings = [Setting(**{name: getattr(arguments, name) for name in names})]
+    settings = [Setting(arguments.lookup, arguments.k, arguments.store, arguments.drafts)]
     if arguments.compare is not None:
         settings.append(parse_setting(arguments.compare, settings[0]))
     reader, tokenization = _make_reader(arguments), _make_tokenization(arguments)

@@ -13,8 +13,6 @@ from ngram_npu.errors import InputError
 
 from ngram_npu_cli.logs.values import Conversation, Turn
 
-DEMO_NAME = "python-stdlib"
-
 STDLIB_FILES = tuple(
     """
     argparse.py ast.py asyncio/base_events.py bdb.py calendar.py cmd.py codecs.py

@@ -43,7 +43,7 @@ def learn(
     except ValueError as error:
         raise InputError(str(error)) from error
     num_answers = num_tokens = 0
-    for _, conversation, requests in read_requests(reader, tokenization):
+    for conversation, requests in read_requests(reader, tokenization):
         scope = scope_of_request(conversation.salt)
         for request in requests:
             tokens = request.tokens()

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
-
-
-class _NoBar:
-    """Takes the place of a bar if the package `tqdm` is missing."""
-
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, _: int) -> None:
-        pass
 
 
 def make_bar(name: str, total: int, unit: str) -> Any:
@@ -23,13 +12,7 @@ def make_bar(name: str, total: int, unit: str) -> Any:
     try:
         from tqdm import tqdm
     except ImportError:
-        return _NoBar()
-    return tqdm(
-        desc=name,
-        total=total or None,
-        unit=unit,
-        unit_scale=True,
-        leave=False,
-        delay=2,
-        disable=None,  # shows nothing if stderr is not a terminal
-    )
+        return nullcontext(SimpleNamespace(update=lambda _: None))
+    # `disable=None` shows nothing if stderr is not a terminal.
+    options: dict[str, Any] = {"leave": False, "delay": 2, "disable": None}
+    return tqdm(desc=name, total=total or None, unit=unit, unit_scale=True, **options)

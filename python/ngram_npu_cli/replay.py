@@ -25,8 +25,8 @@ Int64Array = npt.NDArray[np.int64]
 
 BATCH_SIZE = 32
 """Number of conversations that are replayed together, as by a server."""
-DEFAULT_MIN_PROBABILITY = 0.12
-"""The default of the plugin: best if verifying one more token takes 5 % of a step."""
+_MIN_PROBABILITY = 0.12
+"""The plugin's default `min_draft_probability`, with which trimmed drafts end early."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,12 @@ class Setting:
         store: Whether requests draft from each other's text.
         drafts: "padded": K tokens are verified in every step (V2, `ngram_gpu`). "trimmed": only
             those that were drafted (V1's `ngram`, the custom class, transformers).
-        min_draft_probability: Where trimmed drafts end; None: the plugin's default.
     """
 
     lookup: str = "auto"
     k: int = 5
     store: bool = False
     drafts: str = "padded"
-    min_draft_probability: float | None = None
 
     @property
     def is_padded(self) -> bool:
@@ -55,7 +53,6 @@ class Setting:
     def make_config(self) -> NgramConfig:
         """Returns the settings of the lookup. Raises an InputError for an option out of range."""
         bounds: dict[str, Any] = {}
-        probability = self.min_draft_probability
         if self.lookup == "ngram":  # V2 takes the latest match
             policy = "latest" if self.is_padded else "earliest"
             bounds = {"min_n": 2, "max_n": 5, "match_policy": policy, "overlap": False}
@@ -63,21 +60,16 @@ class Setting:
             bounds = {"min_n": int(numbers[1]), "max_n": int(numbers[2])}
         elif self.lookup != "auto":
             raise InputError(f"lookup: expected auto, ngram or MIN-MAX, got {self.lookup}")
-        elif not self.is_padded and probability is None:
-            probability = DEFAULT_MIN_PROBABILITY
-        if self.is_padded and probability is not None:
-            raise InputError("min_draft_probability: expected none with padded drafts")
+        elif not self.is_padded:
+            bounds = {"min_draft_probability": _MIN_PROBABILITY}
         try:
-            return NgramConfig(k=self.k, min_draft_probability=probability, **bounds)
+            return NgramConfig(k=self.k, **bounds)
         except ValueError as error:
             raise InputError(str(error)) from error
 
     def __str__(self) -> str:
         parts = [f"lookup={self.lookup}", f"k={self.k}", *(["store"] if self.store else [])]
-        parts += [] if self.is_padded else ["trimmed"]
-        if self.min_draft_probability is not None:
-            parts.append(f"p={self.min_draft_probability:g}")
-        return " ".join(parts)
+        return " ".join(parts if self.is_padded else [*parts, "trimmed"])
 
 
 def parse_setting(text: str, base: Setting) -> Setting:
@@ -178,24 +170,6 @@ class Figures:
             "us_per_call": self.draft_time_ns / 1000 / max(1, self.num_calls),
             "is_complete": self.is_complete,
         }
-
-
-def add_figures(figures: Sequence[Figures]) -> Figures:
-    """Returns the figures of several replays of one setting as those of one."""
-    per_request = ("steps", "drafted", "tokens")
-    steps, drafted, tokens = (
-        np.concatenate([getattr(f, name) for f in figures]) for name in per_request
-    )
-    return Figures(
-        steps,
-        drafted,
-        tokens,
-        np.sum([f.accepted_lengths for f in figures], axis=0),
-        sum(f.num_drafts for f in figures),
-        sum(f.num_calls for f in figures),
-        sum(f.draft_time_ns for f in figures),
-        all(f.is_complete for f in figures),
-    )
 
 
 def simulate(
@@ -341,30 +315,20 @@ class _Batch:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """The figures of one or two settings by name of the input, and notes."""
+    """The figures of one or two settings, and notes."""
 
-    settings: tuple[Setting, ...]
-    inputs: dict[str, tuple[Figures, ...]]
+    figures: dict[Setting, Figures]
     notes: list[str]
     tokenizer: str
 
     @property
     def is_complete(self) -> bool:
-        return all(figures.is_complete for figures in self.total)
-
-    @property
-    def total(self) -> tuple[Figures, ...]:
-        """The figures of all inputs together, for each setting."""
-        return tuple(map(add_figures, zip(*self.inputs.values(), strict=True)))
+        return all(figures.is_complete for figures in self.figures.values())
 
     def to_dict(self) -> dict[str, Any]:
-        parts = [*self.inputs.items(), ("total", self.total)]
         return {
             "tokenizer": self.tokenizer,
-            "settings": {
-                str(setting): {name: figures[i].to_dict() for name, figures in parts}
-                for i, setting in enumerate(self.settings)
-            },
+            "settings": {str(s): figures.to_dict() for s, figures in self.figures.items()},
             "notes": self.notes,
         }
 
@@ -372,58 +336,43 @@ class ReplayReport:
 def replay(
     reader: LogReader, tokenization: Tokenization, settings: Sequence[Setting], store_tokens: int
 ) -> ReplayReport:
-    """Replays all conversations with each setting. Each input has its own store.
+    """Replays all conversations with each setting.
 
     Raises:
         InputError: The options or the input cannot be used.
     """
-    for setting in settings:
-        SettingDrafter(setting, store_tokens)  # checks the options before any work
-    requests: dict[str, list[TokenRequest]] = {}
-    for name, _, tokenized in read_requests(reader, tokenization):
-        requests.setdefault(name, []).extend(tokenized)
-    total = sum(r.num_generated for listed in requests.values() for r in listed) * len(settings)
-    inputs: dict[str, tuple[Figures, ...]] = {}
+    drafters = {setting: SettingDrafter(setting, store_tokens) for setting in settings}
+    requests = [request for _, listed in read_requests(reader, tokenization) for request in listed]
+    total = sum(request.num_generated for request in requests) * len(drafters)
+    figures: dict[Setting, Figures] = {}
     with make_bar("replay", total, "token") as bar:
-        for name, listed in requests.items():
-            inputs[name] = tuple(
-                simulate(
-                    listed,
-                    SettingDrafter(setting, store_tokens),
-                    k=setting.k,
-                    padded=setting.is_padded,
-                    advance=bar.update,
-                )
-                for setting in settings
+        for setting, drafter in drafters.items():
+            figures[setting] = simulate(
+                requests, drafter, k=setting.k, padded=setting.is_padded, advance=bar.update
             )
-            if not all(figures.is_complete for figures in inputs[name]):
+            if not figures[setting].is_complete:
                 break
-    return ReplayReport(tuple(settings), inputs, reader.list_notes(), tokenization.describe())
+    return ReplayReport(figures, reader.list_notes(), tokenization.describe())
 
 
 def format_replay(report: ReplayReport) -> str:
     """Returns a table of a report."""
-    lines = []
-    for i, setting in enumerate(report.settings):
-        rows = [(name, figures[i]) for name, figures in report.inputs.items()]
-        rows += [("total", report.total[i])] if len(rows) > 1 else []
-        width = max(len("input"), *(len(name) for name, _ in rows))
-        lines += [f"{setting}, tokenizer: {report.tokenizer}", ""]
-        lines.append(f"{'input':{width}}  requests   tokens  tokens/step  drafted/step")
-        for name, figures in rows:
-            values = figures.to_dict()
-            lines.append(
-                f"{name:{width}}  {values['requests']:8}  {values['tokens']:7}  "
-                f"{values['tokens_per_step']:11.3f}  {values['drafted_per_step']:12.2f}"
-            )
-        values = report.total[i].to_dict()
+    width = max(len(str(setting)) for setting in report.figures)
+    head = f"{'setting':{width}}  requests    tokens  tokens/step  drafted/step  us/call"
+    rows, accepted, gains = [], [], []
+    for setting, figures in report.figures.items():
+        values = figures.to_dict()
+        rows.append(
+            f"{setting!s:{width}}  {values['requests']:8}  {values['tokens']:8}  "
+            f"{values['tokens_per_step']:11.3f}  {values['drafted_per_step']:12.2f}  "
+            f"{values['us_per_call']:7.1f}"
+        )
         rates = " ".join(f"{rate:.2f}" for rate in values["accepted_by_position"])
-        lines += ["", f"accepted by position: {rates}"]
-        lines += [f"drafting: {values['us_per_call']:.1f} us per call", ""]
+        accepted.append(f"{setting!s:{width}}  accepted by position: {rates}")
+        gains.append(values["tokens_per_step"])
+    lines = [f"tokenizer: {report.tokenizer}", "", head, *rows, "", *accepted]
     if not report.is_complete:
         lines.append("interrupted: the figures are those of the part that was replayed")
-    if len(report.settings) == 2:
-        first, second = (figures.to_dict()["tokens_per_step"] for figures in report.total)
-        ratio = second / first - 1 if first else 0.0
-        lines.append(f"{report.settings[1]}: {ratio:+.1%} tokens per step")
-    return "\n".join(lines).rstrip()
+    elif len(gains) == 2 and gains[0]:
+        lines.append(f"{setting}: {gains[1] / gains[0] - 1:+.1%} tokens per step")
+    return "\n".join(lines)

@@ -1,16 +1,13 @@
 """Converts conversations to token ids, by the model's tokenizer and chat template.
 
-Nothing is downloaded: a tokenizer is a Hugging Face folder, a model in the hub's local cache, or
-one of the package `mistral-common`. No tokenizer here adds special tokens.
+Nothing is downloaded: a tokenizer is a folder or a model in the hub's local cache, which
+transformers loads, or that of the package `mistral-common`. No tokenizer adds special tokens.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +28,6 @@ TOKENIZER_NOTE = (
     "the tokenizer is not your model's, and the figures depend on it: use --tokenizer FOLDER, or "
     "--tokenizer ORG/NAME from the local cache"
 )
-_MISTRAL_FILES = {
-    "mistral-v1": "tokenizer.model.v1",
-    "mistral-v3": "mistral_instruct_tokenizer_240323.model.v3",
-}
 _LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSISTANT: "}
 
 
@@ -68,11 +61,12 @@ class TokenRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A function from text to token ids; `vocab` returns what a server's `get_vocab()` returns."""
+    """A function from text to token ids, the model's chat template, and a function that returns
+    what a server's `get_vocab()` returns."""
 
     name: str
     encode: Callable[[str], list[int]]
-    folder: Path | None = None
+    template: ChatTemplate | None = None
     vocab: Callable[[], Mapping[str, int]] | None = None
 
 
@@ -81,23 +75,20 @@ class Tokenization:
 
     Args:
         name: Name of the tokenizer; None: the default, with a note.
-        chat_template: "auto": the template in the tokenizer's folder, or the default template if it
-            has none; "default": the default template; "none": texts as they are.
+        chat_template: "auto": the tokenizer's template, or the default template if it has none;
+            "default": the default template.
     """
 
     def __init__(self, name: str | None = None, chat_template: str = "auto") -> None:
         self.tokenizer: Tokenizer | None = None
         self.is_guessed = False
         self._name, self._chat_template = name, chat_template
-        self._template: ChatTemplate | None = None
 
     def load(self) -> Tokenizer:
         """Loads the tokenizer. Raises an InputError if there is none of this name."""
         if self.tokenizer is None:
             self.is_guessed = self._name is None
             self.tokenizer = load_tokenizer(self._name or DEFAULT_TOKENIZER)
-            if self._chat_template == "auto" and self.tokenizer.folder is not None:
-                self._template = load_chat_template(self.tokenizer.folder)
         return self.tokenizer
 
     def describe(self) -> str:
@@ -115,9 +106,11 @@ class Tokenization:
                 (t.prompt_token_ids or (), t.answer_token_ids or ()) for t in conversation.turns
             ]
             return [_make_request(pairs)]
-        encode = self.load().encode
+        tokenizer = self.load()
+        encode = tokenizer.encode
         try:
-            rendered = render_turns(conversation, self._template, self._chat_template == "none")
+            template = tokenizer.template if self._chat_template == "auto" else None
+            rendered = render_turns(conversation, template)
             # Prompt and answer are tokenized separately, because a token that the model generates
             # never contains text of the prompt.
             return [
@@ -132,11 +125,11 @@ class Tokenization:
 
 def read_requests(
     reader: LogReader, tokenization: Tokenization
-) -> Iterator[tuple[str, Conversation, list[TokenRequest]]]:
-    """Yields the name of the input, each conversation, and its requests."""
-    for name, conversation in reader:
+) -> Iterator[tuple[Conversation, list[TokenRequest]]]:
+    """Yields each conversation and its requests."""
+    for conversation in reader:
         try:
-            yield name, conversation, tokenization.tokenize(conversation)
+            yield conversation, tokenization.tokenize(conversation)
         except RecordError as error:
             reader.skip(error)
     if tokenization.is_guessed and reader.paths:
@@ -161,7 +154,7 @@ def _make_request(turns: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Token
 
 
 def render_turns(
-    conversation: Conversation, template: ChatTemplate | None, as_is: bool = False
+    conversation: Conversation, template: ChatTemplate | None
 ) -> list[list[tuple[str, str]]]:
     """Returns lists of pairs of texts: prompt and answer. A prompt is the text that a turn adds.
 
@@ -170,7 +163,6 @@ def render_turns(
 
     Args:
         template: The model's template; None: `USER: {user} ASSISTANT:`.
-        as_is: Whether no template is used.
     """
     requests: list[list[tuple[str, str]]] = []
     messages: list[Message] = []
@@ -181,8 +173,6 @@ def render_turns(
         text = render_answer(answer)
         if turn.prompt is not None:
             prompt = turn.prompt
-        elif as_is:
-            prompt = "".join(message["content"] for message in messages)
         elif template is None:
             prompt = _render_default(messages, conversation.tools)
         else:
@@ -240,136 +230,80 @@ def _render_without_reasoning(message: Message) -> str:
     parts = [message["content"]] if message["content"] else []
     for call in message.get("tool_calls", ()):
         arguments = call["function"]["arguments"]
-        if not isinstance(arguments, str):
+        if not isinstance(arguments, str):  # a text is JSON that is not complete
             arguments = json.dumps(arguments, ensure_ascii=False)
         name = json.dumps(call["function"]["name"], ensure_ascii=False)
         parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
     return "\n".join(parts)
 
 
-def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """Returns the template of a Hugging Face folder; None if the folder has no template."""
-    settings: Any = {}
-    with suppress(FileNotFoundError):
-        try:
-            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{folder}/tokenizer_config.json: not JSON") from error
-    settings = settings if isinstance(settings, dict) else {}
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several templates, by name
-        source = {item.get("name"): item.get("template") for item in source}.get("default")
-    if (file := folder / "chat_template.jinja").is_file():
-        source = file.read_text(encoding="utf-8")
-    if not isinstance(source, str):
+def make_chat_template(tokenizer: Any) -> ChatTemplate | None:
+    """Returns the chat template of a tokenizer of transformers; None if it has none."""
+    if not tokenizer.chat_template:
         return None
-    # vLLM uses this renderer too. It runs templates, which are untrusted programs, in a sandbox.
-    reason = f"{folder}: without --chat-template default, its chat template"
-    renderer = import_optional("transformers.utils.chat_template_utils", reason, "replay")
-    special = {name: settings.get(name) for name in ("bos_token", "eos_token")}
-    special = {k: v.get("content") if isinstance(v, dict) else v or "" for k, v in special.items()}
 
     def render(messages: Sequence[Message], tools: Sequence[Any], is_answer_next: bool) -> str:
         try:
-            texts, _ = renderer.render_jinja_template(
-                [[_parse_arguments(message) for message in messages]],
+            # vLLM uses this renderer too. It runs templates, untrusted programs, in a sandbox.
+            text = tokenizer.apply_chat_template(
+                list(messages),
                 tools=list(tools) or None,
-                chat_template=source,
                 add_generation_prompt=is_answer_next,
-                **special,
+                tokenize=False,
             )
         except Exception as error:  # a template may fail in any way
             raise RecordError(
-                f"the chat template of {folder} rejects the conversation: "
+                f"the chat template of {tokenizer.name_or_path} rejects the conversation: "
                 f"{to_one_line(error):.200}; --chat-template default uses another one"
             ) from error
-        return str(texts[0])
+        return str(text)
 
     return render
-
-
-def _parse_arguments(message: Message) -> Message:
-    """Converts arguments of calls from JSON text, as in APIs, to objects for templates."""
-    calls = []
-    for call in message.get("tool_calls", ()):
-        arguments = call["function"]["arguments"]
-        with suppress(ValueError):  # a text that is not JSON is not changed
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "tool_calls": calls} if calls else message
 
 
 # Tokenizers
 
 
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
-    """Loads a tokenizer: `mistral-v1`, `mistral-v3`, `bytes`, a Hugging Face folder, or a model
-    ("org/name") in the hub's local cache.
+    """Loads a tokenizer: `mistral-v1`, `bytes`, or what transformers' `AutoTokenizer` finds without
+    the network: a folder, or a model ("org/name") in the hub's local cache.
 
     Raises:
         InputError: There is no such tokenizer, or a package is missing.
     """
-    if name in _MISTRAL_FILES:
-        return _load_mistral(name)
+    if name == DEFAULT_TOKENIZER:
+        return _load_mistral()
     if name == "bytes":
         return Tokenizer(name, lambda text: list(text.encode("utf-8")))
-    path = Path(name)
-    if path.is_dir():
-        return _load_folder(name, path)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        known = ", ".join((*_MISTRAL_FILES, "bytes"))
-        raise InputError(f'tokenizer "{name}" is neither one of {known} nor an existing folder')
-    hub = import_optional("huggingface_hub", f"tokenizer {name}", "replay")
-    file = hub.try_to_load_from_cache(name, "tokenizer.json")
-    if not isinstance(file, str):
-        raise InputError(
-            f'tokenizer "{name}" is neither a folder nor in the local cache; nothing is downloaded '
-            f"here: hf download {name} --include 'tokenizer*'"
-        )
-    return _load_folder(name, Path(file).parent)
-
-
-def _load_mistral(name: str) -> Tokenizer:
+    transformers = import_optional("transformers", f"tokenizer {name}", "replay")
+    transformers.logging.set_verbosity_error()  # no warning about texts longer than the model's
     try:
-        package = importlib.import_module("mistral_common")
-        importlib.import_module("sentencepiece")  # without which mistral-common has a NameError
-        module = importlib.import_module("mistral_common.tokens.tokenizers.sentencepiece")
-    except ImportError as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except Exception as error:  # a file may be damaged in any way
         raise InputError(
-            f'tokenizer "{name}" needs the package {error.name or "mistral_common"}: '
-            'pip install mistral-common sentencepiece (the extra "replay"); or choose --tokenizer '
-            "FOLDER with your model's tokenizer.json"
+            f'tokenizer "{name}": expected {DEFAULT_TOKENIZER}, bytes, or a folder or a model in '
+            f"the local cache (hf download {name} --include '*token*' 'config.json') that "
+            f"transformers' AutoTokenizer loads: {to_one_line(error):.200}"
         ) from error
-    file = Path(str(package.__file__)).parent / "data" / _MISTRAL_FILES[name]
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    return Tokenizer(name, encode, make_chat_template(tokenizer), tokenizer.get_vocab)
+
+
+def _load_mistral() -> Tokenizer:
+    """Loads Mistral's first tokenizer, which is a part of the package `mistral-common`."""
+    reason = f'tokenizer "{DEFAULT_TOKENIZER}"'
+    package = import_optional("mistral_common", reason, "replay", "mistral-common")
+    file = Path(str(package.__file__)).parent / "data" / "tokenizer.model.v1"
     if not file.is_file():
-        raise InputError(f'tokenizer "{name}": {file} does not exist; update mistral-common')
-    tokenizer = module.SentencePieceTokenizer(file)
+        raise InputError(f"{reason}: {file} does not exist; update mistral-common")
+    model = import_optional("sentencepiece", reason, "replay").SentencePieceProcessor(str(file))
 
     def vocab() -> dict[str, int]:
         """Returns the map that vLLM makes. A text with several ids has the lowest of these ids."""
-        return {tokenizer.id_to_piece(i): i for i in reversed(range(tokenizer.n_words))}
+        return {model.id_to_piece(i): i for i in reversed(range(model.vocab_size()))}
 
-    return Tokenizer(name, lambda text: tokenizer.encode(text, bos=False, eos=False), None, vocab)
-
-
-def _load_folder(name: str, folder: Path) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise InputError(
-            f"{folder}: expected a tokenizer.json; transformers writes it for other tokenizers: "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        )
-    package = import_optional("tokenizers", f"tokenizer {name}", "replay")
-    try:
-        tokenizer = package.Tokenizer.from_file(str(file))
-    except Exception as error:  # the Rust binding raises bare Exception
-        raise InputError(f"{file}: cannot be loaded: {to_one_line(error):.200}") from error
-    # A tokenizer.json may contain truncation and padding settings from training.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return Tokenizer(name, encode, folder, tokenizer.get_vocab)
+    return Tokenizer(DEFAULT_TOKENIZER, model.encode, None, vocab)

@@ -30,8 +30,6 @@ SETTINGS = (
     *(Setting("auto", k, store=True) for k in (2, 3, 5, 8)),
 )
 _BATCH_SIZES = (1, 4, 16, 64, 256)
-_CHUNK = 256
-"""Number of requests that are replayed with all settings before the next; Ctrl-C drops a chunk."""
 _MIN_OPENING = 32
 """Characters of a beginning that are enough to recognize a conversation that continues."""
 _MIN_GROUPS = 20
@@ -193,42 +191,32 @@ class Counts:
 
 def measure(
     sample: Sample, settings: Sequence[Setting], store_tokens: int
-) -> tuple[dict[Setting, tuple[Counts, Counts]], bool]:
-    """Replays all settings in one pass. Each half has its own store.
+) -> dict[Setting, tuple[Counts, Counts]]:
+    """Replays the sample with each setting. Each half has its own store.
 
     Returns:
-        The counts of both halves for each setting, and whether everything was replayed.
+        The counts of both halves, for the settings that were replayed before Ctrl-C.
     """
-    drafters = {s: [SettingDrafter(s, store_tokens) for _ in sample.halves] for s in settings}
-    num_groups = max((max(groups, default=-1) for groups in sample.groups), default=-1) + 1
-    sums = {s: np.zeros((2, 3, num_groups)) for s in settings}
-    total = len(settings) * sum(r.num_generated for half in sample.halves for r in half)
-    length = max(map(len, sample.halves))
-    chunks = [(half, start) for start in range(0, length, _CHUNK) for half in (0, 1)]
-    with make_bar("tune", total, "token") as bar:
-        for half, start in chunks:
-            requests = sample.halves[half][start : start + _CHUNK]
-            groups = sample.groups[half][start : start + _CHUNK]
-            figures = {}
-            for s in settings:
-                figures[s] = simulate(
-                    requests, drafters[s][half], k=s.k, padded=s.is_padded, advance=bar.update
-                )
-                if not figures[s].is_complete:
-                    return _split_sums(sums), False
-            for s, counted in figures.items():
-                for i, values in enumerate((counted.tokens, counted.steps, counted.drafted)):
-                    np.add.at(sums[s][half, i], groups, values)
-    return _split_sums(sums), True
+    counts: dict[Setting, tuple[Counts, Counts]] = {}
+    num_tokens = sum(r.num_generated for half in sample.halves for r in half)
+    with make_bar("tune", num_tokens * len(settings), "token") as bar:
+        for s in settings:
+            halves = []
+            for requests, groups in zip(sample.halves, sample.groups, strict=True):
+                drafter = SettingDrafter(s, store_tokens)
+                figures = simulate(requests, drafter, k=s.k, padded=s.is_padded, advance=bar.update)
+                if not figures.is_complete:
+                    return counts
+                per_request = figures.tokens, figures.steps, figures.drafted
+                halves.append(Counts(*(_sum_groups(groups, values) for values in per_request)))
+            counts[s] = halves[0], halves[1]
+    return counts
 
 
-def _split_sums(sums: dict[Setting, FloatArray]) -> dict[Setting, tuple[Counts, Counts]]:
-    """Returns the counts of the conversations that were replayed."""
-    result = {}
-    for setting, halves in sums.items():
-        chosen, measured = (Counts(*half[:, half[1] > 0]) for half in halves)
-        result[setting] = chosen, measured
-    return result
+def _sum_groups(groups: Sequence[int], values: npt.NDArray[np.int64]) -> FloatArray:
+    _, numbers = np.unique(np.array(groups, np.int64), return_inverse=True)
+    sums: FloatArray = np.bincount(numbers, values).astype(np.float64)
+    return sums
 
 
 # Choice
@@ -316,23 +304,26 @@ def tune(
     settings = [replace(setting, drafts=drafts) for setting in SETTINGS]
     requests = [
         (conversation.session, find_opening(conversation), request)
-        for _, conversation, tokenized in read_requests(reader, tokenization)
+        for conversation, tokenized in read_requests(reader, tokenization)
         for request in tokenized
     ]
     sample = make_sample(requests)
-    counts, is_complete = measure(sample, settings, store_tokens)
-    numbers = [len(half.steps) for half in counts[settings[0]]]
+    numbers = [len({*groups}) for groups in sample.groups]
     if min(numbers) < 1:
         raise InputError(
             f"expected conversations in both halves, got {numbers[0]} and {numbers[1]}"
         )
+    counts = measure(sample, settings, store_tokens)
+    if len(counts) < 2:
+        raise KeyboardInterrupt
     choice, lengths = choose(counts, cost, allow_store)
     speedups = {
         s: {b: halves[1].compute_speedup(cost, b)[0] for b in cost.batch_sizes}
         for s, halves in counts.items()
     }
     line = _describe_sample(counts, cost, numbers)
-    line += "" if is_complete else " Interrupted: only a part was replayed."
+    is_complete = len(counts) == len(settings)
+    line += "" if is_complete else f" Interrupted: {len(counts)} settings were replayed."
     return TuneReport(cost, speedups, lengths, choice, line, reader.list_notes(), is_complete)
 
 
@@ -347,7 +338,7 @@ def choose(
         if allow_store or not s.store:
             # V1, which verifies trimmed drafts, has one number for all batch sizes.
             families.setdefault((s.lookup, s.store, 0 if s.is_padded else s.k), []).append(s)
-    best_score, best = 0.0, dict.fromkeys(cost.batch_sizes, SETTINGS[0])
+    best_score, best = 0.0, dict[int, Setting]()
     for members in families.values():
         by_batch, score = {}, 0.0
         for b in cost.batch_sizes:
@@ -356,11 +347,11 @@ def choose(
             score += math.log(max(1.0, values[by_batch[b]]))
         if score > best_score:
             best_score, best = score, by_batch
-    lengths = {}
+    lengths = dict.fromkeys(cost.batch_sizes, 0)
     for b, s in best.items():
         speedup, residuals = counts[s][1].compute_speedup(cost, b)
-        is_sure = best_score > 0 and speedup - 2 * math.sqrt((residuals**2).sum()) > 1
-        lengths[b] = s.k if is_sure else 0
+        if speedup - 2 * math.sqrt((residuals**2).sum()) > 1:
+            lengths[b] = s.k
     if not any(lengths.values()):
         return None, lengths
     return replace(best[cost.batch_sizes[0]], k=max(lengths.values())), lengths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +13,10 @@ import pytest
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
     """Returns a function that writes objects, or raw lines, to a file of JSON Lines."""
 
-    def write(*lines: object, name: str = "log.jsonl") -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        raw = b"".join(
-            (line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n"
-            for line in lines
-        )
-        path.write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    def write(*lines: object) -> Path:
+        raw = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        path = tmp_path / "log.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in raw))
         return path
 
     return write

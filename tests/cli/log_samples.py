@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from pathlib import Path
@@ -30,7 +31,7 @@ def read(*paths: Path, **options: Any) -> list[list[tuple[str, str]]]:
             for turn in conversation.turns
             for answer in [render_answer(turn.answer or {"content": ""})]
         ]
-        for _, conversation in reader
+        for conversation in reader
     ]
 
 
@@ -97,12 +98,6 @@ SHAPES: dict[str, list[Any]] = {
     "openai-response": [{"messages": MESSAGES[:1], **RESPONSE}],
     "anthropic": [{"request": REQUEST, "response": claude_answer(ANSWER)}],
     "ollama": [{"request": REQUEST, "response": {"message": MESSAGES[1], "done": True}}],
-    "responses": [
-        {
-            "request": {"input": USER},
-            "response": {"object": "response", "output": [{"type": "message", **MESSAGES[1]}]},
-        }
-    ],
     "pair": [{"prompt": USER, "completion": ANSWER}],
     "question": [{"question": USER, "answer": ANSWER, "score": 3}],
     "input-output": [{"input": USER, "output": ANSWER}],
@@ -137,9 +132,7 @@ PRESET_RECORDS: dict[str, list[Any]] = {
         {"type": "SPAN", "traceId": "t", "input": "a", "output": "b"},
     ],
     "opentelemetry": [SPAN, span(operation__name="execute_tool", tool__name="box")],
-    "otlp": [
-        {"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "t", "attributes": _OTLP}]}]}]}
-    ],
+    "opentelemetry, from OTLP": [{"traceId": "t", "attributes": _OTLP}],
     "claude-code": [
         {"type": "file-history-snapshot", "messageId": "u1", "snapshot": {}},
         claude_row(1, MESSAGES[0]),
@@ -163,8 +156,6 @@ def write_container(path: Path, records: list[Any], container: str) -> Path:
     if container == "json":
         path.write_text(json.dumps(records, indent=1))
     elif container.startswith("jsonl"):
-        import gzip
-
         raw = "".join(json.dumps(record) + "\n" for record in records).encode()
         path.write_bytes(gzip.compress(raw) if container.endswith("gz") else raw)
     else:

@@ -27,7 +27,27 @@ from ngram_npu_cli.logs.reader import LogReader
 
 CALL = {"type": "tool_use", "id": "t", "name": "Read", "input": {"f": "a.py"}}
 CALL_TEXT = '<tool_call>\n{"name": "Read", "arguments": {"f": "a.py"}}\n</tool_call>'
-RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]}
+TWO_CALLS = f"{CALL_TEXT}\n{CALL_TEXT}"
+CITED = [
+    {"type": "text", "text": "The grass "},
+    {"type": "text", "text": "is green", "citations": [{"cited_text": "g"}]},
+]
+IMAGE = [{"type": "image_url", "image_url": {}}, {"type": "text", "text": USER}]
+CHOICES = [
+    {"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate("ab")
+]
+DELTAS = [
+    {"choices": [{"index": i, "delta": {"content": text}}]} for i, text in ((1, "b"), (0, "a"))
+]
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "tool_result", "content": text}]}
 
 
 def read_answers(path: Path) -> list[list[str]]:
@@ -37,72 +57,96 @@ def read_answers(path: Path) -> list[list[str]]:
 # Rows of one response, parents, and rows beside the calls
 
 
-def test_rows_of_one_response_are_one_answer(write_jsonl: Any) -> None:
-    path = write_jsonl(
-        claude_row(1, {"role": "user", "content": "fix"}),
-        claude_row(2, claude_answer("", "m1", type="thinking", thinking="hm", signature="s")),
-        claude_row(3, claude_answer("I read a.py.", "m1")),
-        claude_row(4, claude_answer("", "m1", **CALL)),
-        claude_row(5, RESULT),
-        claude_row(6, claude_answer("Done.", "m2")),
-    )
-    first = f"<think>\nhm\n</think>\n\nI read a.py.\n{CALL_TEXT}"
-    assert read(path) == [[("user:fix", first), ("tool:x", "Done.")]]
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param(
+            [
+                claude_row(1, user("fix")),
+                claude_row(2, claude_answer("", "m1", type="thinking", thinking="hm")),
+                claude_row(3, claude_answer("I read a.py.", "m1")),
+                claude_row(4, claude_answer("", "m1", **CALL)),
+                claude_row(5, result("x")),
+                claude_row(6, claude_answer("Done.", "m2")),
+            ],
+            [
+                ("user:fix", f"<think>\nhm\n</think>\n\nI read a.py.\n{CALL_TEXT}"),
+                ("tool:x", "Done."),
+            ],
+            id="rows of one response are one answer",
+        ),
+        pytest.param(
+            [
+                claude_row(1, user("fix")),
+                claude_row(2, claude_answer("", "m1", **CALL)),
+                claude_row(3, claude_answer("", "m1", **CALL)),
+                claude_row(4, result("x"), parent=2),
+                claude_row(5, result("y"), parent=3),
+                claude_row(6, claude_answer("Done.", "m2"), parent=5),
+            ],
+            [("user:fix", TWO_CALLS), ("tool:x tool:y", "Done.")],
+            id="results of parallel calls stay in the prompt",
+        ),
+        pytest.param(
+            [
+                claude_row(1, user("fix")),
+                claude_row(2, claude_answer("", "m1", **CALL)),
+                claude_row(4, result("x"), parent=2),
+                claude_row(3, claude_answer("", "m1", **CALL), parent=2),
+                claude_row(5, result("y"), parent=3),
+                claude_row(6, claude_answer("Done.", "m2"), parent=4),
+            ],
+            [("user:fix", TWO_CALLS), ("tool:x tool:y", "Done.")],
+            id="calls between results are of the same answer",
+        ),
+        pytest.param(
+            [
+                claude_row(1, user("q1")),
+                claude_row(2, claude_answer("one", "m1")),
+                claude_row(3, user("q2")),
+                claude_row(4, claude_answer("two", "m2")),
+                claude_row(5, user("q3"), parent=2),
+                claude_row(6, claude_answer("three", "m3")),
+            ],
+            [("user:q1", "one"), ("user:q3", "three")],
+            id="branch that was left is in no prompt",
+        ),
+        pytest.param(
+            [
+                *[claude_row(1, user("q1")), claude_row(2, claude_answer("one"))] * 2,
+                claude_row(2, claude_answer("one")),
+                claude_row(3, user("q2")),
+                claude_row(4, claude_answer("two", "n")),
+            ],
+            [("user:q1", "one"), ("user:q2", "two")],
+            id="row that was written again counts once",
+        ),
+        pytest.param(
+            [
+                claude_row(1, user("q")),
+                claude_row(2, claude_answer("API Error", "e")) | {"isApiErrorMessage": True},
+                claude_row(3, claude_answer("one", "m2")),
+            ],
+            [("user:q", "one")],
+            id="message of the client is no answer",
+        ),
+    ],
+)
+def test_rows_of_a_session_give_its_turns(rows: Any, expected: Any, write_jsonl: Any) -> None:
+    assert read(write_jsonl(*rows)) == [expected]
 
 
-def test_results_of_parallel_calls_stay_in_the_prompt(write_jsonl: Any) -> None:
-    second = {"role": "user", "content": [{"type": "tool_result", "content": "y"}]}
-    path = write_jsonl(
-        claude_row(1, {"role": "user", "content": "fix"}),
-        claude_row(2, claude_answer("", "m1", **CALL)),
-        claude_row(3, claude_answer("", "m1", **CALL)),
-        claude_row(4, RESULT, parent=2),
-        claude_row(5, second, parent=3),
-        claude_row(6, claude_answer("Done.", "m2"), parent=5),
-    )
-    assert read(path) == [[("user:fix", f"{CALL_TEXT}\n{CALL_TEXT}"), ("tool:x tool:y", "Done.")]]
-    other_path = write_jsonl(
-        claude_row(1, {"role": "user", "content": "fix"}),
-        claude_row(2, claude_answer("", "m1", **CALL)),
-        claude_row(4, RESULT, parent=2),
-        claude_row(3, claude_answer("", "m1", **CALL), parent=2),
-        claude_row(5, second, parent=3),
-        claude_row(6, claude_answer("Done.", "m2"), parent=4),
-    )
-    assert read(other_path) == read(path)
-
-
-def test_branch_that_was_left_is_in_no_prompt(write_jsonl: Any) -> None:
-    path = write_jsonl(
-        claude_row(1, {"role": "user", "content": "q1"}),
-        claude_row(2, claude_answer("one", "m1")),
-        claude_row(3, {"role": "user", "content": "q2"}),
-        claude_row(4, claude_answer("two", "m2")),
-        claude_row(5, {"role": "user", "content": "q3"}, parent=2),
-        claude_row(6, claude_answer("three", "m3")),
-    )
-    assert read(path) == [[("user:q1", "one"), ("user:q3", "three")]]
-
-
-def test_row_that_was_written_again_counts_once(write_jsonl: Any) -> None:
-    rows = [claude_row(1, {"role": "user", "content": "q1"}), claude_row(2, claude_answer("one"))]
-    more = [
-        claude_row(3, {"role": "user", "content": "q2"}),
-        claude_row(4, claude_answer("two", "n")),
-    ]
-    assert read_answers(write_jsonl(*rows, rows[1], *rows, *more)) == [["one", "two"]]
-    changed = claude_row(2, claude_answer("other"))
-    with pytest.raises(InputError, match="same id and different contents"):
-        read(write_jsonl(*rows, changed))
-
-
-@pytest.mark.parametrize("parent", [7, 3])
-def test_row_whose_parent_is_missing_or_below_it_is_refused(parent: int, write_jsonl: Any) -> None:
-    rows = [
-        claude_row(2, {"role": "user", "content": "q"}, parent),
-        claude_row(3, claude_answer("a")),
-    ]
-    with pytest.raises(InputError, match="parent of a row is not in the log"):
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (claude_row(2, claude_answer("other"), 1), "same id and different contents"),
+        (claude_row(4, claude_answer("b"), parent=7), "parent of a row is not in the log"),
+        (claude_row(4, claude_answer("b"), parent=4), "parent of a row is not in the log"),
+    ],
+)
+def test_tree_with_a_wrong_row_is_refused(row: Any, message: str, write_jsonl: Any) -> None:
+    rows = [claude_row(1, user("q")), claude_row(2, claude_answer("a")), row]
+    with pytest.raises(InputError, match=message):
         read(write_jsonl(*rows))
 
 
@@ -116,7 +160,7 @@ def test_root_begins_a_conversation_and_notes_are_no_damage(tmp_path: Path) -> N
         row
         for i in range(1, 24, 2)
         for row in (
-            claude_row(i, {"role": "user", "content": f"q{i}"}, parent=0),
+            claude_row(i, user(f"q{i}"), parent=0),
             claude_row(i + 1, claude_answer(f"a{i}", f"m{i}")),
         )
     ]
@@ -128,78 +172,13 @@ def test_root_begins_a_conversation_and_notes_are_no_damage(tmp_path: Path) -> N
     assert reader.list_notes() == ["3 records are not calls of a model"]
 
 
-def test_message_of_the_client_is_no_answer(write_jsonl: Any) -> None:
-    failure = claude_row(2, claude_answer("API Error", "e")) | {"isApiErrorMessage": True}
-    rows = [claude_row(1, {"role": "user", "content": "q"}), failure]
-    path = write_jsonl(*rows, claude_row(3, claude_answer("one", "m2")))
-    assert read_answers(path) == [["one"]]
-
-
-# Items of the Responses API
-
-
-def responses_record(*items: Any) -> dict[str, Any]:
-    output = [{"type": "message", **MESSAGES[1]}]
-    return {"request": {"input": list(items)}, "response": {"object": "response", "output": output}}
-
-
-ITEM_CALL = {"type": "function_call", "name": "Read", "arguments": '{"f": "a.py"}', "call_id": "c"}
-
-
-def test_items_of_one_answer_are_one_message(write_jsonl: Any) -> None:
-    items = [
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "fix"}]},
-        {"type": "message", **claude_answer("I read."), "id": "1"},
-        ITEM_CALL,
-        {"type": "function_call_output", "call_id": "c", "output": "x"},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "Done."}],
-        },
-    ]
-    lines = [{"at": i, "payload": item} for i, item in enumerate(items)]
-    turns = read(write_jsonl(*lines), map="content=payload, conversation=`1`, time=at")
-    call = CALL_TEXT.replace('{"f"', '{"f"')
-    assert turns == [[("user:fix", f"I read.\n{call}"), ("tool:x", "Done.")]]
-
-
-@pytest.mark.parametrize(
-    ("item", "prompt"),
-    [
-        ({"type": "reasoning", "summary": [], "content": None, "encrypted_content": None}, ""),
-        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "sum"}]}, ""),
-        (
-            {"type": "mcp_call", "name": "w", "arguments": "{}", "output": "page"},
-            " assistant: tool:page",
-        ),
-    ],
-)
-def test_item_of_the_input_is_part_of_the_prompt(item: Any, prompt: str, write_jsonl: Any) -> None:
-    path = write_jsonl(responses_record({"role": "user", "content": USER}, item))
-    assert read(path) == [[(f"user:{USER}{prompt}", ANSWER)]]
-
-
-def test_result_of_a_server_tool_is_in_no_answer(write_jsonl: Any) -> None:
-    record = responses_record({"role": "user", "content": USER})
-    call = {"type": "mcp_call", "name": "Read", "arguments": '{"f": "a.py"}', "output": "page"}
-    record["response"]["output"].insert(0, call)
-    assert read(write_jsonl(record)) == [[(f"user:{USER}", CALL_TEXT), ("tool:page", ANSWER)]]
-    blocks = [
-        {"type": "server_tool_use", "name": "Read", "input": {"f": "a.py"}},
-        {"type": "web_search_tool_result", "content": [{"title": "page"}]},
-        {"type": "text", "text": ANSWER},
-    ]
-    response = {"role": "assistant", "content": blocks}
-    turns = read(write_jsonl({"request": REQUEST, "response": response}))
-    assert turns == [[(f"user:{USER}", CALL_TEXT), ('tool:[{"title": "page"}]', ANSWER)]]
-
-
 # Answers
 
 
 @pytest.mark.parametrize("container", ["csv", "parquet", "jsonl"])
-@pytest.mark.parametrize("text", ["[]", "{}", "null", '["Ann"]', '{"choices": ["a", "b"]}', "0"])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", "null", '["Ann"]', '{"choices": ["a", "b"]}', "data: 0"]
+)
 def test_answer_that_is_json_is_a_text(text: str, container: str, tmp_path: Path) -> None:
     records = [{"prompt": f"names {i}", "completion": text} for i in range(3)]
     assert read_answers(write_container(tmp_path, records, container)) == [[text]] * 3
@@ -207,79 +186,98 @@ def test_answer_that_is_json_is_a_text(text: str, container: str, tmp_path: Path
     assert read_answers(write_container(tmp_path, records, container)) == [[text]]
 
 
-def test_blocks_of_an_answer_follow_each_other(write_jsonl: Any) -> None:
-    blocks = [{"type": "text", "text": text} for text in ("The grass ", "is green", ".")]
-    blocks[1]["citations"] = [{"cited_text": "g"}]  # type: ignore[assignment]
-    path = write_jsonl({"request": REQUEST, "response": {"role": "assistant", "content": blocks}})
-    assert read_answers(path) == [["The grass is green."]]
+EVENTS = to_events(make_chunks(content=ANSWER))
 
 
-def test_answer_may_repeat_the_last_message(write_jsonl: Any) -> None:
-    messages = [{"role": "system", "content": "Correct."}, {"role": "user", "content": ANSWER}]
-    path = write_jsonl({"request": {"messages": messages}, "response": RESPONSE})
-    assert read(path) == [[(f"system:Correct. user:{ANSWER}", ANSWER)]]
+@pytest.mark.parametrize(
+    "response",
+    [
+        EVENTS[:-40],
+        f": comment\n\n{EVENTS[:100]}",
+        json.dumps(RESPONSE)[:-5],
+        'data: {"candidates": []}',
+        'event: message_start\ndata: {"type": "message_start", "message": {}}',
+        json.dumps({"object": "response", "output": [{"type": "message", **MESSAGES[1]}]}),
+        "\n".join(json.dumps({"message": MESSAGES[1], "done": d}) for d in (False, True)),
+        [{"type": "response.created", "response": {}}],
+    ],
+)
+def test_damaged_or_unknown_response_is_not_read_as_a_text(response: Any, write_jsonl: Any) -> None:
+    with pytest.raises(InputError, match=r"log\.jsonl:1: "):
+        read(write_jsonl({"request": REQUEST, "response": response}))
 
 
 def test_reasoning_and_calls_are_part_of_an_answer(write_jsonl: Any) -> None:
-    function = {"name": "Read", "arguments": '{"f": "a.py"}'}
-    message = {
-        "role": "assistant",
-        "content": None,
-        "reasoning_content": "hm",
-        "tool_calls": [{"type": "function", "id": "c", "function": function}],
-    }
-    whole = {"request": REQUEST, "response": {"choices": [{"message": message}]}}
-    call = [{"index": 0, "id": "c", "function": function | {"arguments": ""}}]
-    more = {
-        "choices": [
-            {
-                "index": 0,
-                "delta": {
-                    "tool_calls": [{"index": 0, "function": {"arguments": function["arguments"]}}]
-                },
-            }
-        ]
-    }
-    chunks = [*make_chunks(reasoning="hm!", tool_calls=call), more]
-    stream = {"request": REQUEST, "response": to_events(chunks)}
-    answers = read_answers(write_jsonl(whole, stream))
-    call_text = CALL_TEXT
-    assert answers[0] == [f"<think>\nhm\n</think>\n\n{call_text}"]
-    assert answers[1] == [f"<think>\nhm!\n</think>\n\n{call_text}"]
-
-
-@pytest.mark.parametrize("keys", [("index", "id"), ("index",), ("id",), ()])
-def test_pieces_of_calls_are_joined_with_and_without_index_and_id(
-    keys: tuple[str, ...], write_jsonl: Any
-) -> None:
-    calls = [{"name": "Read", "arguments": '{"f": 1}'}, {"name": "Stop", "arguments": "{}"}]
-    whole = {"role": "assistant", "tool_calls": [{"function": call} for call in calls]}
+    calls = [{"name": "Read", "arguments": '{"f":"a.py"}'}] * 2
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm!"}
+    message["tool_calls"] = [{"type": "function", "id": "c", "function": call} for call in calls]
     pieces = []
-    for number, call in enumerate(calls):
-        marks = {key: {"index": number, "id": f"c{number}"}[key] for key in keys}
-        first, rest = call["arguments"][:1], call["arguments"][1:]
-        pieces.append({**marks, "function": {"name": call["name"], "arguments": first}})
-        pieces.append({**marks, "function": {"arguments": rest}})
+    for i, call in enumerate(calls):
+        first, rest = call["arguments"][:4], call["arguments"][4:]
+        pieces.append({"index": i, "id": f"c{i}", "function": call | {"arguments": first}})
+        pieces.append({"index": i, "function": {"arguments": rest}})
     chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]} for piece in pieces]
-    answers = read_answers(
-        write_jsonl(
-            {"request": REQUEST, "response": {"choices": [{"message": whole}]}},
-            {"request": REQUEST, "response": chunks},
-        )
-    )
-    assert answers[0] == answers[1]
-
-
-def test_choices_are_separate_conversations(write_jsonl: Any) -> None:
-    choices = [
-        {"index": i, "message": {"role": "assistant", "content": t}} for i, t in enumerate("ab")
-    ]
-    chunks = [{"choices": [{"index": i, "delta": {"content": t}}]} for i, t in ((1, "b"), (0, "a"))]
+    stream = to_events([*make_chunks(reasoning="hm!"), *chunks])
     path = write_jsonl(
-        {"request": REQUEST, "response": {"choices": choices}},
-        {"request": REQUEST, "response": chunks},
+        {"request": REQUEST, "response": {"choices": [{"message": message}]}},
+        {"request": REQUEST, "response": stream},
     )
-    assert read_answers(path) == [["a"], ["b"], ["a"], ["b"]]
+    assert read_answers(path) == [[f"<think>\nhm!\n</think>\n\n{TWO_CALLS}"]] * 2
+
+
+@pytest.mark.parametrize("marks", [{"index": 0}, {"id": "c"}, {"index": 0, "id": "b"}])
+def test_calls_of_a_stream_that_cannot_be_told_apart_are_refused(
+    marks: dict[str, Any], write_jsonl: Any
+) -> None:
+    pieces = [{"index": 0, "id": "a"}, marks]
+    calls = [{**piece, "function": {"name": "f", "arguments": "{}"}} for piece in pieces]
+    chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]} for call in calls]
+    with pytest.raises(InputError, match=r"a tool call of a chunk|same index"):
+        read(write_jsonl({"request": REQUEST, "response": chunks}))
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        pytest.param(
+            {"request": REQUEST, "response": {"role": "assistant", "content": CITED}},
+            [[(f"user:{USER}", "The grass is green")]],
+            id="blocks of an answer follow each other",
+        ),
+        pytest.param(
+            {"request": {"messages": [SYSTEM, user(ANSWER)]}, "response": RESPONSE},
+            [[(f"system:Be brief. user:{ANSWER}", ANSWER)]],
+            id="answer may repeat the last message",
+        ),
+        pytest.param(
+            {"request": REQUEST, "response": {"choices": CHOICES}},
+            [[(f"user:{USER}", "a")], [(f"user:{USER}", "b")]],
+            id="choices are separate conversations",
+        ),
+        pytest.param(
+            {"request": REQUEST, "response": DELTAS},
+            [[(f"user:{USER}", "a")], [(f"user:{USER}", "b")]],
+            id="choices of a stream are separate conversations",
+        ),
+        pytest.param(
+            {"messages": [*MESSAGES, {"role": "assistant", "content": "b"}]},
+            [[(f"user:{USER}", ANSWER), ("", "b")]],
+            id="no message of the user is invented",
+        ),
+        pytest.param(
+            {"messages": [{"role": "user", "content": IMAGE}, MESSAGES[1]]},
+            [[(f"user:{USER}", ANSWER)]],
+            id="images are left out and texts kept",
+        ),
+        pytest.param(
+            {"request": {"prompt": USER}, "response": {"choices": [{"index": 0, "text": ANSWER}]}},
+            [[(USER, ANSWER)]],
+            id="prompt of the completions endpoint is whole",
+        ),
+    ],
+)
+def test_record_gives_its_conversations(record: Any, expected: Any, write_jsonl: Any) -> None:
+    assert read(write_jsonl(record)) == expected
 
 
 # Prompts
@@ -301,10 +299,8 @@ def test_result_of_a_tool_may_be_any_value(value: Any, text: str, write_jsonl: A
         {"role": "assistant", "parts": [call]},
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": value}]},
     ]
-    answer = [{"role": "assistant", "parts": [{"type": "text", "content": ANSWER}]}]
-    one = span(
-        operation__name="chat", input__messages=messages, output__messages=json.dumps(answer)
-    )
+    answer = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": ANSWER}]}])
+    one = span(operation__name="chat", input__messages=messages, output__messages=answer)
     block = {"type": "tool_result", "content": value}
     chat = {"messages": [MESSAGES[0], {"role": "user", "content": [block]}, MESSAGES[1]]}
     plain = {"messages": [MESSAGES[0], {"role": "tool", "content": value}, MESSAGES[1]]}
@@ -322,33 +318,16 @@ def test_empty_json_is_no_prompt_and_no_history(empty: Any, write_jsonl: Any) ->
     assert read(write_jsonl(litellm, pair, chat)) == [[(f"user:{USER}", ANSWER)]] * 3
 
 
-def test_no_message_of_the_user_is_invented(write_jsonl: Any) -> None:
-    messages = [*MESSAGES, {"role": "assistant", "content": "b"}]
-    assert read(write_jsonl({"messages": messages})) == [[(f"user:{USER}", ANSWER), ("", "b")]]
-
-
 def test_system_text_and_tools_of_a_record_are_context(write_jsonl: Any) -> None:
     tools = [{"type": "function", "function": {"name": "Read"}}]
     records = [
         {"messages": MESSAGES, "system": "Be brief.", "tools": tools},
         {"request": REQUEST | {"system": "Be brief.", "tools": tools}, "response": RESPONSE},
-        {"messages": [{"role": "system", "content": "Be brief."}, *MESSAGES], "tools": tools},
+        {"messages": [SYSTEM, *MESSAGES], "tools": tools},
     ]
     path = write_jsonl(*records)
     assert read(path) == [[(f"system:Be brief. user:{USER}", ANSWER)]] * 3
-    assert [conversation.tools for _, conversation in LogReader([path])] == [tuple(tools)] * 3
-
-
-def test_images_are_left_out_and_texts_kept(write_jsonl: Any) -> None:
-    parts = [{"type": "image_url", "image_url": {}}, {"type": "text", "text": USER}]
-    messages = [{"role": "user", "content": parts}, MESSAGES[1]]
-    assert read(write_jsonl({"messages": messages})) == [[(f"user:{USER}", ANSWER)]]
-
-
-def test_prompt_of_the_completions_endpoint_is_whole(write_jsonl: Any) -> None:
-    response = {"choices": [{"index": 0, "text": ANSWER}]}
-    record = {"request": {"prompt": f"user: {USER}"}, "response": response}
-    assert read(write_jsonl(record)) == [[(f"user: {USER}", ANSWER)]]
+    assert [conversation.tools for conversation in LogReader([path])] == [tuple(tools)] * 3
 
 
 def test_shapes_are_equal_with_null_for_missing_keys(write_jsonl: Any) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+import transformers
 from log_samples import ANSWER, MESSAGES, REQUEST, RESPONSE, USER
 from ngram_npu.errors import InputError, RecordError
 from ngram_npu_cli.logs.reader import LogReader
 from ngram_npu_cli.logs.values import Conversation, Turn
 from ngram_npu_cli.tokenization import (
     Tokenization,
-    load_chat_template,
     load_tokenizer,
+    make_chat_template,
     render_turns,
 )
 
 REASONED = MESSAGES[1] | {"reasoning_content": "hm"}
-CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
 
 def make_conversation(*turns: Any, tools: Any = ()) -> Conversation:
@@ -44,7 +45,7 @@ def test_conversation_and_its_requests_have_the_same_tokens(write_jsonl: Any) ->
         {"request": REQUEST, "response": RESPONSE},
         {"request": {"messages": [*MESSAGES, more[0]]}, "response": {"choices": [choice]}},
     )
-    whole, first, second = (render_turns(c, None)[0] for _, c in LogReader([log]))
+    whole, first, second = (render_turns(c, None)[0] for c in LogReader([log]))
     assert whole[0] == first[0]
     assert second == [("".join(whole[0]) + whole[1][0], "There.")]
 
@@ -56,27 +57,29 @@ def test_reasoning_leaves_the_context_of_later_turns() -> None:
     assert second[0][0] == f"USER: {USER} ASSISTANT:{ANSWER}USER: {USER} ASSISTANT:"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.a }}{% endif %}<end>\n"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder with a tokenizer of one word per token, and a template."""
-    vocab = {word: i for i, word in enumerate(["?", *("user", "assistant", "Where", "is", "it")])}
-    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "?"}
-    truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    tokenizer = {"version": "1.0", "model": model, "truncation": truncation}
-    tokenizer["pre_tokenizer"] = {"type": "Whitespace"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    template = (
-        "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-        "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.a }}{% endif %}<end>\n"
-        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    settings = {"chat_template": template, "bos_token": {"content": "<s>"}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    return tmp_path
+    folder = tmp_path_factory.mktemp("tokenizer")
+    vocab = {word: i for i, word in enumerate(["?", "user", "assistant", "Where", "is", "it"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, "?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", chat_template=TEMPLATE
+    ).save_pretrained(folder)
+    return folder
 
 
 def test_template_of_the_folder_renders_prompt_answer_and_end(folder: Path) -> None:
-    template = load_chat_template(folder)
+    template = load_tokenizer(str(folder)).template
     call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     conversation = make_conversation((MESSAGES[:1], MESSAGES[1]), (MESSAGES[:1], call))
     assert render_turns(conversation, template) == [
@@ -89,37 +92,37 @@ def test_template_of_the_folder_renders_prompt_answer_and_end(folder: Path) -> N
 
 def test_template_that_omits_reasoning_begins_a_new_request(folder: Path) -> None:
     conversation = make_conversation((MESSAGES[:1], REASONED), (MESSAGES[:1], MESSAGES[1]))
-    first, second = render_turns(conversation, load_chat_template(folder))
+    first, second = render_turns(conversation, load_tokenizer(str(folder)).template)
     assert first[0][1] == f"<think>\nhm\n</think>\n\n{ANSWER}<end>"
     assert second[0][0].endswith(f"{ANSWER}<end>\n<user>{USER}<end>\n<assistant>")
 
 
 def test_tokenizer_of_the_folder_ignores_its_truncation(folder: Path) -> None:
-    assert load_tokenizer(str(folder)).encode(USER) == [3, 4, 5, 0]
-    tokenization = Tokenization(str(folder), "none")
-    request = tokenization.tokenize(make_conversation((MESSAGES[:1], MESSAGES[1])))[0]
-    assert request.tokens().tolist() == [3, 4, 5, 0, 0, 0, 0, 0]
-    assert request.spans() == [(4, 8)]
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.encode(USER) == [3, 4, 5, 0]
+    assert tokenizer.vocab is not None
+    assert tokenizer.vocab()["Where"] == 3
+    conversation = make_conversation((MESSAGES[:1], MESSAGES[1]))
+    request = Tokenization(str(folder), "default").tokenize(conversation)[0]
+    # USER : Where is it ? ASSISTANT :, and the answer "In the box."
+    assert request.tokens().tolist() == [0, 0, 3, 4, 5, *[0] * 7]
+    assert request.spans() == [(8, 12)]
 
 
-def test_rejecting_template_and_wrong_text_are_errors_of_the_record(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+def test_rejecting_template_and_wrong_text_are_errors_of_the_record() -> None:
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, "?")),
+        chat_template="{{ raise_exception('no') }}",
+    )
     conversation = make_conversation((MESSAGES[:1], MESSAGES[1]))
     with pytest.raises(RecordError, match="rejects the conversation: no"):
-        Tokenization(str(folder)).tokenize(conversation)
+        render_turns(conversation, make_chat_template(tokenizer))
     surrogate = make_conversation(([{"role": "user", "content": "\ud800"}], MESSAGES[1]))
     with pytest.raises(RecordError, match="surrogate"):
         Tokenization("bytes").tokenize(surrogate)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("no-such", "neither one of mistral-v1"),
-        ("org/model", "nor in the local cache"),
-        (".", "json"),
-    ],
-)
-def test_missing_tokenizer_is_an_error(name: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize("name", ["no-such", "org/model", "."])
+def test_missing_tokenizer_is_an_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected mistral-v1, bytes, or a folder or a model"):
         load_tokenizer(str(tmp_path) if name == "." else name)

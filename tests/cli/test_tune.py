@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,6 @@ from ngram_npu_cli.tune import (
     list_ranges,
     load_cost,
     make_sample,
-    measure,
-    plot_tune,
     tune,
 )
 
@@ -83,7 +84,7 @@ def test_opening_of_a_growing_conversation_stays_the_same(write_jsonl: Any) -> N
     path = write_jsonl(
         {"messages": [*head, answer]}, {"messages": [*head, answer, head[1], answer]}
     )
-    first, second = (find_opening(conversation) for _, conversation in LogReader([path]))
+    first, second = (find_opening(conversation) for conversation in LogReader([path]))
     assert first == second
 
 
@@ -101,8 +102,9 @@ def test_command_has_the_largest_length_of_its_table(write_jsonl: Any) -> None:
     assert text.count("TOO FEW") == 0
 
 
-def test_nothing_that_wins_gives_the_advice_not_to_speculate(write_jsonl: Any) -> None:
-    report = run(write_jsonl(*make_records(24)), cost=StepTimes("c", share=3.0))
+@pytest.mark.parametrize("drafts", ["padded", "trimmed"])
+def test_nothing_that_wins_gives_the_advice_not_to_speculate(drafts: str, write_jsonl: Any) -> None:
+    report = run(write_jsonl(*make_records(24)), drafts=drafts, cost=StepTimes("c", share=9.0))
     assert report.choice is None
     assert {*report.lengths.values()} == {0}
     text = format_tune(report)
@@ -149,39 +151,38 @@ def test_speedup_weighs_tokens_against_the_time_of_a_step() -> None:
     )
 
 
-def test_interrupted_measurement_keeps_complete_chunks(monkeypatch: Any) -> None:
-    requests = [("", bytes([i]), make_request(i)) for i in range(40)]
-    sample = make_sample(requests)
-    monkeypatch.setattr("ngram_npu_cli.tune._CHUNK", 4)
-    calls = []
+@pytest.mark.parametrize("num_replayed", [1, 3])
+def test_interrupt_compares_the_settings_that_were_replayed(
+    num_replayed: int, write_jsonl: Any, monkeypatch: Any
+) -> None:
+    def make_bar(_: str, total: int, __: str) -> Any:
+        num_left = iter(range(int(total * (num_replayed + 0.5) / len(SETTINGS)), 0, -1))
 
-    class Bar:
-        __enter__ = lambda self: self  # noqa: E731
-        __exit__ = lambda *_: None  # noqa: E731
-
-        def update(self, _: int) -> None:
-            calls.append(1)
-            if len(calls) == 60:
+        def update(count: int) -> None:
+            if len(list(islice(num_left, count))) < count:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("ngram_npu_cli.tune.make_bar", lambda *_: Bar())
-    counts, is_complete = measure(sample, SETTINGS, 4096)
-    assert not is_complete
-    sizes = {tuple(len(half.steps) for half in halves) for halves in counts.values()}
-    assert len(sizes) == 1
-    assert 0 < sum(sizes.pop()) < 40
+        return nullcontext(SimpleNamespace(update=update))
+
+    monkeypatch.setattr("ngram_npu_cli.tune.make_bar", make_bar)
+    path = write_jsonl(*make_records(6))
+    if num_replayed == 1:  # nothing to compare
+        with pytest.raises(KeyboardInterrupt):
+            run(path)
+        return
+    report = run(path)
+    assert list(report.speedups) == list(SETTINGS[:3])
+    assert not report.is_complete
+    assert "Interrupted: 3 settings were replayed." in format_tune(report)
 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"1": 1}', '{"2": 1, "3": 2}', '{"1": 1e308, "2": 1}', '{"1": NaN, "2": 1}']
-    + [
-        '{"1": "x", "2": 1}',
-        '{"1": [1], "2": 1}',
-        "[" * 100_000,
-        '{"1": 1, "' + "9" * 5000 + '": 1}',
-    ]
-    + ['{"1": 1, "2": ' + "9" * 400 + "}", '{"0": 1, "1": 1}', '{"1": -1, "2": 1}'],
+    [
+        *("", "[]", "{}", "[" * 100_000, '{"1": 1}', '{"2": 1, "3": 2}', '{"0": 1, "1": 1}'),
+        *('{"1": 1, "' + "9" * 5000 + '": 1}', '{"1": 1, "2": ' + "9" * 400 + "}"),
+        *(f'{{"1": {value}, "2": 1}}' for value in ("1e308", "NaN", '"x"', "[1]", "-1")),
+    ],
 )
 def test_wrong_file_of_step_times_is_an_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "cost.json").write_text(content)
@@ -193,12 +194,3 @@ def test_wrong_file_of_step_times_is_an_error(content: str, tmp_path: Path) -> N
 
 def test_ranges_of_batch_sizes_are_contiguous() -> None:
     assert list_ranges({1: 8, 4: 8, 16: 3, 64: 0}) == [[1, 4, 8], [5, 16, 3], [17, 64, 0]]
-
-
-def test_plot_has_a_line_per_setting(write_jsonl: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    report = run(write_jsonl(*make_records(6)), cost=load_cost(None))
-    plot_tune(report, tmp_path / "plot", "svg")
-    drawing = (tmp_path / "plot").read_text()
-    assert drawing.count("<!-- lookup=") == len(SETTINGS)
-    assert "<!-- requests at once -->" in drawing

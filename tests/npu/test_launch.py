@@ -151,6 +151,7 @@ def run_npu_checks(npu: Npu, **variables: str) -> None:
     assert int(summary[1]) == num_tests
 
 
+@pytest.mark.prove
 def test_npu_checks_pass_with_the_next_torch_and_torch_npu(npu: Npu, tmp_path: Path) -> None:
     """The launcher is compiled with the headers of the next torch and torch_npu, and then runs with
     both. The kernels and the operators are those of the other tests."""

@@ -47,7 +47,7 @@ def load_sets(data: Path | None, pattern: str = "replay/*.jsonl.gz") -> Sets:
 def _read_conversations(paths: Sequence[Path], tokenizer: str) -> list[TokenRequest]:
     reader = LogReader(paths, strict=True)
     read = read_requests(reader, Tokenization(tokenizer))
-    return [request for _, _, requests in read for request in requests]
+    return [request for _, requests in read for request in requests]
 
 
 class Counts(NamedTuple):

@@ -17,9 +17,6 @@ from typing import Any
 from ngram_npu.errors import InputError, import_optional, to_one_line
 
 STDIN = Path("-")
-_KINDS = (".jsonl", ".ndjson", ".json", ".log", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
-_SUFFIXES = tuple(f"{kind}{end}" for kind in _KINDS for end in ("", ".gz", ".zst"))
-_ARROW_KINDS = {b"PAR1": "Parquet", b"ARRO": "Arrow", b"\xff\xff\xff\xff": "Arrow stream"}
 _MAX_LINE_BYTES = 64 << 20
 """With this limit, a small compressed file cannot fill the memory."""
 
@@ -47,14 +44,11 @@ def find_files(path: Path) -> list[Path]:
     return sorted(files)
 
 
-def read_values(
-    path: Path, *, is_in_folder: bool = False, advance: Callable[[int], object] = lambda _: None
-) -> Iterator[Value]:
+def read_values(path: Path, advance: Callable[[int], object] = lambda _: None) -> Iterator[Value]:
     """Yields the records of a file. A record that cannot be read is an InputError.
 
     Args:
         path: The file, or `STDIN`.
-        is_in_folder: Whether the file may also be something else than a log.
         advance: Called with the number of bytes that were read since the last call.
 
     Raises:
@@ -64,7 +58,7 @@ def read_values(
     position = 0
     try:
         with _open(path) as (raw, file):
-            for where, value in _read(file, path.name, name, is_in_folder):
+            for where, value in _read(file, path.name, name):
                 yield where, value
                 if raw.seekable() and (now := raw.tell()) > position:
                     advance(now - position)
@@ -93,47 +87,34 @@ def _open(path: Path) -> Iterator[tuple[Any, Any]]:
             yield raw, raw
 
 
-def _read(file: Any, file_name: str, name: str, is_in_folder: bool) -> Iterator[Value]:
+def _read(file: Any, file_name: str, name: str) -> Iterator[Value]:
     start = file.peek(1 << 16)[: 1 << 16]
     stem = file_name.removesuffix(".gz").removesuffix(".zst")
-    if start[:4] in _ARROW_KINDS:
-        yield from _read_arrow(file, _ARROW_KINDS[start[:4]], name)
+    has_lines = stem.endswith((".jsonl", ".ndjson"))
+    if start[:4] == b"PAR1":
+        yield from _read_parquet(file, name)
     elif stem.endswith((".csv", ".tsv")):
         yield from _read_csv(file, start, name)
-    elif (
-        is_in_folder
-        and not file_name.endswith(_SUFFIXES)
-        and start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] not in (b"{", b"[")
-    ):
-        raise InputError(f"{name}: neither JSON nor a table")
-    else:
-        yield from _read_json(file, stem.endswith((".jsonl", ".ndjson")), name)
+    elif has_lines or start.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"["):
+        yield from _read_json(file, has_lines, name)
+    else:  # such as a model beside the logs, which may be larger than the memory
+        raise InputError(f"{name}: neither JSON, CSV nor Parquet")
 
 
 def _read_json(file: Any, has_lines: bool, name: str) -> Iterator[Value]:
     """Yields the values of lines of JSON, or the items of a document."""
-    number = 0
-    while raw := file.readline(_MAX_LINE_BYTES + 1):
-        number += 1
+    for number, raw in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES + 1), b""), 1):
         where = f"{name}:{number}"
         if len(raw) > _MAX_LINE_BYTES and not raw.endswith(b"\n"):
             raise InputError(f"{where}: the line is longer than {_MAX_LINE_BYTES >> 20} MiB")
         if not raw.strip():
             continue
         value = _parse(raw, where)
-        if not has_lines and isinstance(value, (InputError, list)):
-            rest = file.read()
-            if rest.strip():
-                whole = _parse(raw + rest, where)
-                if isinstance(whole, InputError) and not isinstance(value, InputError):
-                    yield where, value  # lines that are lists of messages
-                    yield from _read_json(io.BytesIO(rest), True, name)
-                    return
-                value = whole
+        if not has_lines and not isinstance(value, dict):  # a document of many lines, or an array
+            value = _parse(raw + file.read(), where)
             if isinstance(value, InputError):
                 raise value
-            is_messages = isinstance(value, list) and bool(value) and _is_message(value[0])
-            if isinstance(value, list) and not is_messages:
+            if isinstance(value, list) and not (value and _is_message(value[0])):
                 yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
             else:
                 yield where, value
@@ -181,14 +162,15 @@ def _read_csv(file: Any, start: bytes, name: str) -> Iterator[Value]:
         raise InputError(f"{name}:{reader.line_num + 1}: {reason}") from error
 
 
-def _read_arrow(file: Any, kind: str, name: str) -> Iterator[Value]:
-    pyarrow = import_optional("pyarrow", f"{name}: {kind}", "logs")
+def _read_parquet(file: Any, name: str) -> Iterator[Value]:
+    pyarrow = import_optional("pyarrow", f"{name}: Parquet", "logs")
+    parquet = import_optional("pyarrow.parquet", f"{name}: Parquet", "logs")
     source = file if file.seekable() else io.BytesIO(file.read())
     number = 0
     try:
-        for batch in _open_arrow(pyarrow, source, kind):
+        for batch in parquet.ParquetFile(source).iter_batches(256):
             batch.validate(full=True)  # Arrow reads beyond its buffers where offsets are damaged
-            # Python has no time of some of Arrow's; an integer has the same order.
+            # Python has no time of some of Arrow's.
             columns = [
                 column.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(column.type) else column
                 for column in batch.columns
@@ -198,15 +180,4 @@ def _read_arrow(file: Any, kind: str, name: str) -> Iterator[Value]:
                 number += 1
                 yield f"{name}:{number}", row
     except (pyarrow.ArrowException, ValueError, OverflowError, TypeError) as error:
-        raise InputError(f"{name}: damaged {kind} data: {to_one_line(error):.200}") from error
-
-
-def _open_arrow(pyarrow: Any, source: Any, kind: str) -> Iterator[Any]:
-    if kind == "Parquet":
-        parquet = import_optional("pyarrow.parquet", kind, "logs")
-        yield from parquet.ParquetFile(source).iter_batches(256)
-    elif kind == "Arrow":
-        reader = pyarrow.ipc.open_file(source)
-        yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
-    else:
-        yield from pyarrow.ipc.open_stream(source)
+        raise InputError(f"{name}: damaged Parquet data: {to_one_line(error):.200}") from error

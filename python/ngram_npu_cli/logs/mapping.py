@@ -18,46 +18,45 @@ from ngram_npu_cli.logs.values import Record, decode_json, get_only, is_empty, l
 GUIDE = "docs/guides/logs.md"
 
 FIELDS = (
-    *("prompt", "messages", "answer", "system", "tools", "content", "role"),
-    *("conversation", "time", "id", "parent", "records", "keep"),
+    *("prompt", "answer", "system", "tools", "keep"),
+    *("content", "conversation", "id", "parent"),
 )
-"""The fields of a mapping. `prompt` is another name of `messages`."""
+"""The fields of a mapping; the second line is those of a record that is one message."""
 
 _ATTRIBUTE = "(attributes.\"{0}\" || (attributes[?key=='{0}'].value.stringValue | [0]))"
 _OPERATIONS = '`["chat", "text_completion", "generate_content"]`'
 PRESETS: dict[str, tuple[str, str]] = {
     "alpaca": (
         "instruction input output",
-        r'messages=join(`"\n"`, [instruction, input][?@]), answer=output, system=system',
+        r'prompt=join(`"\n"`, [instruction, input][?@]), answer=output, system=system',
     ),
     "litellm": (
         "call_type response messages|proxy_server_request",
-        "messages=messages || proxy_server_request.body || proxy_server_request, answer=response, "
+        "prompt=messages || proxy_server_request.body || proxy_server_request, answer=response, "
         "tools=proxy_server_request.body.tools || proxy_server_request.tools",
     ),
     "langfuse": (
         "input output type traceId|trace_id",
-        "keep=type == 'GENERATION', messages=input, answer=output",
+        "keep=type == 'GENERATION', prompt=input, answer=output",
     ),
     "opentelemetry": (
         "attributes traceId|trace_id|context",
         f"keep=contains({_OPERATIONS}, {_ATTRIBUTE.format('gen_ai.operation.name')} || ''), "
-        f"messages={_ATTRIBUTE.format('gen_ai.input.messages')}, "
+        f"prompt={_ATTRIBUTE.format('gen_ai.input.messages')}, "
         f"answer={_ATTRIBUTE.format('gen_ai.output.messages')}, "
         f"system={_ATTRIBUTE.format('gen_ai.system_instructions')}, "
         f"tools={_ATTRIBUTE.format('gen_ai.tool.definitions')}",
     ),
-    "otlp": ("resourceSpans", "records=resourceSpans[].scopeSpans[].spans[]"),
     "claude-code": (
         "parentUuid sessionId uuid",
         "content=!isApiErrorMessage && message.model != '<synthetic>' && message || `null`, "
         "conversation=sessionId, id=uuid, parent=parentUuid",
     ),
     "claude-code-notes": ("type sessionId|leafUuid|messageId -message -messages", "keep=`null`"),
-    "swe-agent": ("trajectory history info", "messages=history"),
+    "swe-agent": ("trajectory history info", "prompt=history"),
     "openhands": (
         "messages response kwargs",
-        "messages=messages, answer=response, tools=kwargs.tools",
+        "prompt=messages, answer=response, tools=kwargs.tools",
     ),
 }
 """By name, the keys of a tool's records, and their mapping. Of the keys, `a|b` requires one, and
@@ -112,11 +111,11 @@ def _find_usual_fields(record: Record) -> Mapping[str, Any]:
     fields: Record = {}
     values = {key: value for key, value in record.items() if not is_empty(value)}
     for field, keys in (
-        ("messages", _PROMPT_KEYS),
+        ("prompt", _PROMPT_KEYS),
         ("system", _SYSTEM_KEYS),
         ("tools", _TOOLS_KEYS),
     ):
-        key, value = get_only(values, keys, "prompt" if field == "messages" else field)
+        key, value = get_only(values, keys, field)
         if key:
             fields[field] = value
     key, answer = get_only(record, _ANSWER_KEYS, "answer")  # an answer may be empty JSON
@@ -124,7 +123,7 @@ def _find_usual_fields(record: Record) -> Mapping[str, Any]:
         fields["answer"] = record if key == "choices" else answer
     if "custom_id" in record:  # a part of a batch, or both parts
         fields["custom_id"] = record["custom_id"]
-    if not {"messages", "answer"} & fields.keys():
+    if not {"prompt", "answer"} & fields.keys():
         raise RecordError(describe_unknown(record))
     for key in _TEXT_KEYS:
         value = values.get(key)
@@ -145,21 +144,15 @@ def parse_map(text: str) -> Mapping[str, Expression]:
     Raises:
         InputError: It is not a list of fields and expressions.
     """
-    if text in PRESETS:
-        text = PRESETS[text][1]
     texts: dict[str, str] = {}
     for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
         field, _, expression = (word.strip() for word in part.partition("="))
         if not expression or field not in FIELDS or field in texts:
             raise InputError(
-                f"--map: expected a preset ({', '.join(PRESETS)}) or FIELD=EXPRESSION, ... with "
-                f'the fields {", ".join(FIELDS)}, each once, got "{part}"; see {GUIDE}'
+                f"--map: expected FIELD=EXPRESSION, ... with the fields {', '.join(FIELDS)}, each "
+                f'once, got "{part}"; see {GUIDE}'
             )
         texts[field] = expression
-    if "prompt" in texts:
-        texts["messages"] = texts.pop("prompt")
-    if "role" in texts:
-        texts["content"] = f"{{role: {texts.pop('role')}, content: {texts.get('content', '@')}}}"
     return {field: _compile(expression) for field, expression in texts.items()}
 
 

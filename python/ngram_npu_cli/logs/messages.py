@@ -13,7 +13,15 @@ from typing import Any
 
 from ngram_npu.errors import RecordError
 
-from ngram_npu_cli.logs.values import Message, Record, Turn, check_text, get_only, list_keys
+from ngram_npu_cli.logs.values import (
+    Message,
+    Record,
+    Turn,
+    check_text,
+    decode_json,
+    get_only,
+    list_keys,
+)
 
 _ROLE_NAMES = {
     "user": "human",
@@ -26,23 +34,15 @@ _ROLES = {name: role for role, names in _ROLE_NAMES.items() for name in (role, *
 _CONTENT_KEYS = ("content", "value", "parts")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
-_REASONING_PARTS = {"thinking", "reasoning", "reasoning_text"}
-_CALL_PARTS = re.compile(r"(server_|mcp_)?tool_use|(custom_)?tool_call|function_call|mcp_call")
-_RESULT_PARTS = re.compile(r"\w*tool_result|\w+_call_(output|response)")
-_HIDDEN_PARTS = {"redacted_thinking", "summary_text"}
-"""Parts that stand for reasoning whose text is not in the log."""
+_REASONING_PARTS = {"thinking", "reasoning"}
+_CALL_PARTS = {"tool_use", "tool_call"}
+_RESULT_PARTS = {"tool_result", "tool_call_response"}
+_HIDDEN_PART = "redacted_thinking"
+"""A part that stands for reasoning whose text is not in the log."""
 _MEDIA_PARTS = re.compile(r"(input_)?(image|audio|video)(_url)?")
 _OTHER_OBJECTS = {
-    *(
-        "annotations",
-        "metadata",
-        "usage",
-        "logprobs",
-        "reasoning_details",
-        "extra",
-        "cache_control",
-    ),
-    *("provider_specific_fields", "routed_experts"),
+    *("annotations", "metadata", "usage", "logprobs", "reasoning_details", "extra"),
+    *("cache_control", "provider_specific_fields", "routed_experts"),
 }
 """Keys of messages whose objects and lists are not text for the model."""
 _RENDERED = '<details type="'
@@ -51,11 +51,11 @@ _RENDERED = '<details type="'
 class _Builder:
     """Collects the parts of one recorded message. The results of tools in it become messages."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, reasoning: Iterable[str]) -> None:
         self._role = role
         self._messages: list[Message] = []
         self._texts: list[str] = []
-        self._reasoning: list[str] = []
+        self._reasoning = list(reasoning)
         self._calls: list[Any] = []
 
     def finish(self, **other: Any) -> list[Message]:
@@ -85,39 +85,30 @@ class _Builder:
             raise RecordError(f"a content must be a text or a list, got {type(content).__name__}")
 
     def add_part(self, part: Any) -> None:
-        """Adds a part of a message, or an item of the Responses API."""
+        """Adds a part of a message."""
         if isinstance(part, str):
             self._texts.append(part)
             return
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
             raise RecordError("a part of a content has no type")
-        if kind in _TEXT_PARTS:
-            _, text = get_only(part, ("text", "content", "refusal"), "text of a part")
-            self._texts.append(check_text("" if text is None else text, f'a part "{kind}"'))
-        elif kind in _REASONING_PARTS:
-            self.add_reasoning(get_only(part, ("thinking", "content", "text"), "reasoning")[1])
-        elif _CALL_PARTS.fullmatch(kind):
+        if kind in _TEXT_PARTS or kind in _REASONING_PARTS:
+            _, text = get_only(part, ("text", "content", "refusal", "thinking"), "text of a part")
+            texts = self._texts if kind in _TEXT_PARTS else self._reasoning
+            texts.append(check_text("" if text is None else text, f'a part "{kind}"'))
+        elif kind in _CALL_PARTS:
             self.add_call(part)
-            if part.get("output") is not None:  # of a tool that the server has called
-                self._add_result(part)
-        elif _RESULT_PARTS.fullmatch(kind):
+        elif kind in _RESULT_PARTS and self._role != "assistant":
             self._add_result(part)
-        elif kind not in _HIDDEN_PARTS and not _MEDIA_PARTS.fullmatch(kind):
+        elif kind != _HIDDEN_PART and not _MEDIA_PARTS.fullmatch(kind):
             raise RecordError(f'a part of the type "{kind:.40}" cannot be read')
-
-    def add_reasoning(self, value: Any) -> None:
-        if isinstance(value, list):
-            for part in value:
-                self.add_part(part)
-        elif value is not None:
-            self._reasoning.append(check_text(value, "a reasoning"))
 
     def add_call(self, call: Any) -> None:
         function = call.get("function", call) if isinstance(call, dict) else call
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RecordError("a tool call has no name")
         _, arguments = get_only(function, ("arguments", "input"), "arguments of a call")
+        arguments = decode_json(arguments)  # a text in APIs, an object in templates
         if not isinstance(arguments, (str, dict, type(None))):
             raise RecordError("the arguments of a call must be a text or an object")
         # A call without arguments has an empty object in every template.
@@ -126,7 +117,7 @@ class _Builder:
 
     def _add_result(self, part: Record) -> None:
         """Adds the result of a tool as a separate message, which ends the message before it."""
-        _, value = get_only(part, ("content", "output", "response", "result"), "result of a tool")
+        _, value = get_only(part, ("content", "response", "result"), "result of a tool")
         self.finish()
         self._messages.append({"role": "tool", "content": read_result(value)})
 
@@ -165,31 +156,25 @@ def parse_message(item: Any) -> list[Message]:
             return []
         if _RENDERED not in content:
             return [item]
-    builder = _Builder("assistant")
-    if _is_item(item):
-        builder.add_part(item)
-        return builder.finish()
     name = item.get("from") if role is None else role
     role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         raise RecordError(f"a message has no role that is known, but the keys {list_keys(item)}")
-    builder = _Builder(role)
     for key, value in item.items():
-        known = {*_CONTENT_KEYS, *_REASONING_KEYS, "tool_calls", "function_call", *_OTHER_OBJECTS}
-        if isinstance(value, (list, dict)) and value and key not in known:
+        is_known = key in (*_CONTENT_KEYS, "tool_calls") or key in _OTHER_OBJECTS
+        if isinstance(value, (list, dict)) and value and not is_known:
             raise RecordError(f'a message has the key "{key!s:.40}", which cannot be read')
-    reasoning = [item[key] for key in _REASONING_KEYS if isinstance(item.get(key), (str, list))]
-    if any(value != reasoning[0] for value in reasoning):
+    reasoning = {item[key] for key in _REASONING_KEYS if isinstance(item.get(key), str)}
+    if len(reasoning) > 1:
         raise RecordError("several keys contain different reasoning")
-    for value in reasoning[:1]:
-        builder.add_reasoning(value)
+    builder = _Builder(role, reasoning)
     key, content = get_only(item, _CONTENT_KEYS, "content of a message")
-    if not key and not {*_CONTENT_KEYS, "tool_calls", "function_call", "refusal"} & item.keys():
+    if not key and not {*_CONTENT_KEYS, "tool_calls", "refusal"} & item.keys():
         raise RecordError(f"a message has no content, but the keys {list_keys(item)}")
     is_result = role == "tool" and key != "parts"
     builder.add_content(read_result(content) if is_result else content)
     builder.add_content(item.get("refusal"))
-    for call in [*(item.get("tool_calls") or ()), *filter(None, [item.get("function_call")])]:
+    for call in item.get("tool_calls") or ():
         builder.add_call(call)
     names = ("name", "tool_call_id") if role == "tool" else ()
     other = {key: item[key] for key in names if isinstance(item.get(key), str)}
@@ -199,44 +184,17 @@ def parse_message(item: Any) -> list[Message]:
     return messages or ([{"role": role, "content": ""}] if role != "assistant" else [])
 
 
-def _is_item(item: Record) -> bool:
-    """Whether an object is an item of the Responses API that is not a message."""
-    return "role" not in item and "from" not in item and "type" in item
-
-
 def parse_messages(items: Iterable[Any]) -> list[Message]:
-    """Returns the messages of a conversation. Items of one answer of the Responses API are one
-    message."""
-    messages: list[Message] = []
-    is_after_item = False
-    for item in items:
-        parsed = parse_message(item)
-        is_item = isinstance(item, dict) and _is_item(item)
-        if (is_item or is_after_item) and messages and parsed:
-            parsed = merge_answer(messages, parsed)
-        messages += parsed
-        is_after_item = is_item
-    return messages
+    """Returns the messages of a conversation."""
+    return [message for item in items for message in parse_message(item)]
 
 
-def merge_answer(messages: list[Message], parsed: list[Message]) -> list[Message]:
-    """Adds the first of `parsed` to the last message, if both are the model's; returns the rest."""
-    last, first = messages[-1], parsed[0]
-    if last["role"] != "assistant" or first["role"] != "assistant":
-        return parsed
-    merged = {**last, **first, "content": last["content"] + first["content"]}
-    for key in {"reasoning_content", "tool_calls"} & last.keys() & first.keys():
-        merged[key] = last[key] + first[key]
-    messages[-1] = merged
-    return parsed[1:]
-
-
-def make_turns(messages: Sequence[Message], first_answer: int = 0) -> tuple[Turn, ...]:
-    """Returns a turn for every answer from message number `first_answer` on."""
+def make_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """Returns a turn for every answer."""
     turns: list[Turn] = []
     context: list[Message] = []
-    for i, message in enumerate(messages):
-        if message["role"] == "assistant" and i >= first_answer:
+    for message in messages:
+        if message["role"] == "assistant":
             turns.append(Turn(tuple(context), message))
             context = []
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -12,10 +12,9 @@ from typing import Any
 
 from ngram_npu.errors import InputError, RecordError
 
-from ngram_npu_cli.demo import DEMO_NAME, list_demo_conversations
-from ngram_npu_cli.logs.files import STDIN, find_files, read_values
+from ngram_npu_cli.demo import list_demo_conversations
+from ngram_npu_cli.logs.files import find_files, read_values
 from ngram_npu_cli.logs.mapping import (
-    Expression,
     OtherKindError,
     describe_unknown,
     evaluate,
@@ -23,25 +22,21 @@ from ngram_npu_cli.logs.mapping import (
     parse_map,
 )
 from ngram_npu_cli.logs.records import Row, join_batch, join_rows, make_conversations, read_turns
-from ngram_npu_cli.logs.values import Conversation, check_list, is_empty
+from ngram_npu_cli.logs.values import Conversation, is_empty
 from ngram_npu_cli.progress import make_bar
 
 _SESSION_KEYS = (
     *("session_id", "sessionId", "conversation_id", "conversationId", "thread_id", "chat_id"),
 )
 
-Mapped = Mapping[str, Expression] | None
-Join = Callable[[Sequence[Row]], list[Conversation]]
-
 
 @dataclass
 class LogReader:
-    """Iterates over conversations, each with the name of its file.
+    """Iterates over conversations.
 
     Attributes:
         paths: Files and folders; `STDIN`; none: sources of Python's standard library.
-        map: The option `--map`: a mapping, or the name of a preset.
-        limit: Maximum number of conversations per file.
+        map: The option `--map`.
         strict: Whether a record that cannot be read is an error; otherwise it is skipped.
         salt_field: JMESPath of the record's salt; a record without it is skipped.
         other_notes: Notes of the command, which `list_notes` adds.
@@ -49,20 +44,20 @@ class LogReader:
 
     paths: Sequence[str | PathLike[str]]
     map: str | None = None
-    limit: int | None = None
     strict: bool = False
     salt_field: str | None = None
     other_notes: list[str] = field(default_factory=list)
     _num_used: int = 0
+    _num_rows: int = 0
     _num_other: int = 0
-    _num_batch_rows: int = 0
     _reasons: Counter[str] = field(default_factory=Counter)
     _first_of_reason: dict[str, str] = field(default_factory=dict)
     _unread_files: list[str] = field(default_factory=list)
-    _rows: dict[str, list[Row]] = field(default_factory=dict)
-    _batch: dict[str, list[Row]] = field(default_factory=dict)
+    _rows: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+    """The parts of conversations, by file and conversation, or by "" and the batch's custom_id."""
+    _damaged_files: set[str] = field(default_factory=set)
 
-    def __iter__(self) -> Iterator[tuple[str, Conversation]]:
+    def __iter__(self) -> Iterator[Conversation]:
         """Yields the conversations.
 
         Raises:
@@ -70,20 +65,17 @@ class LogReader:
                 records cannot be read.
         """
         if not self.paths:
-            for conversation in list_demo_conversations():
-                yield DEMO_NAME, conversation
+            yield from list_demo_conversations()
             return
-        mapping = parse_map(self.map) if self.map else None
-        self._salt = parse_map(f"prompt={self.salt_field}")["messages"] if self.salt_field else None
+        self._mapping = parse_map(self.map) if self.map else None
+        self._salt = parse_map(f"prompt={self.salt_field}")["prompt"] if self.salt_field else None
         roots = [Path(path) for path in self.paths]
         files = [(file, file is not root) for root in roots for file in find_files(root)]
         size = sum(file.stat().st_size for file, _ in files if file.is_file())
         with make_bar("read", size, "B") as bar:
             for file, is_in_folder in files:
-                yield from self._read_file(file, is_in_folder, mapping, bar.update)
-        # The requests and the results of a batch may be in two files.
-        for conversation in self._join(self._batch, join_batch):
-            yield "batch", conversation
+                yield from self._read_file(file, is_in_folder, bar.update)
+        yield from self._join_rows()
         num_skipped = sum(self._reasons.values())
         if num_skipped > self._num_used or not self._num_used:
             first = [*self._first_of_reason.values(), *self._unread_files, "no conversation"][0]
@@ -121,83 +113,63 @@ class LogReader:
         return notes + self.other_notes
 
     def _read_file(
-        self, file: Path, is_in_folder: bool, mapping: Mapped, advance: Callable[[int], object]
-    ) -> Iterator[tuple[str, Conversation]]:
-        name = "stdin" if file == STDIN else file.name
-        count, parts_before = 0, (self._num_used, self._num_batch_rows)
-        self._rows = {}
+        self, file: Path, is_in_folder: bool, advance: Callable[[int], object]
+    ) -> Iterator[Conversation]:
+        num_before = self._num_used + self._num_rows
         try:
-            for where, value in read_values(file, is_in_folder=is_in_folder, advance=advance):
-                for conversation in self._read_record(value, where, mapping):
-                    yield name, conversation
-                    count += 1
-                if count == self.limit:
-                    break
+            for where, value in read_values(file, advance):
+                yield from self._read_record(value, where, file)
         except InputError as error:  # the conversations before the damage are used
             if self.strict or not is_in_folder:
                 raise
             self._unread_files.append(str(error))
             return
-        for conversation in self._join(self._rows, join_rows):
-            if count != self.limit:
-                yield name, conversation
-                count += 1
-        if parts_before == (self._num_used, self._num_batch_rows):
+        if num_before == self._num_used + self._num_rows:
             first = next((e for e in self._first_of_reason.values() if e.startswith(str(file))), "")
             reason = first or f"{file}: no conversation"
             if not is_in_folder:
                 raise RecordError(reason)
             self._unread_files.append(reason)
 
-    def _read_record(
-        self, value: Any, where: str, mapping: Mapped, *, is_nested: bool = False
-    ) -> Sequence[Conversation]:
-        """Returns the conversations of a record. A part of a conversation is kept for `_join`."""
+    def _read_record(self, value: Any, where: str, file: Path) -> Iterable[Conversation]:
+        """Returns the conversations of a record. A part of a conversation is kept for the end."""
         try:
             if isinstance(value, InputError):
                 raise value
             value = {"messages": value} if isinstance(value, list) else value
             if not isinstance(value, dict):
                 raise RecordError(f"a record must be an object, got {type(value).__name__}")
-            if mapping is None and ("turns" in value or "completion_token_ids" in value):
-                made: Iterable[Conversation] = [read_turns(value, where)]
+            if self._mapping is None and ("turns" in value or "completion_token_ids" in value):
+                made = [read_turns(value, where)]
             else:
+                mapping = self._mapping
                 fields = find_fields(value) if mapping is None else evaluate(mapping, value)
-                if "records" in fields and not is_nested:
-                    return self._read_nested(fields["records"], where, mapping)
-                if self._keep_row(Row(where, fields)):
+                if self._keep_row(Row(where, fields), file):
                     return []
-                if not {"messages", "answer"} & fields.keys():
+                if not {"prompt", "answer"} & fields.keys():
                     raise RecordError(describe_unknown(value))
                 made = make_conversations(fields, where)
             names = [value[key] for key in _SESSION_KEYS if not is_empty(value.get(key))]
             session = names[0] if names else ""
             session = session if isinstance(session, str) else json.dumps(session, default=str)
             salt = self._find_salt(value)
-            conversations = [c._replace(session=session, salt=salt) for c in made]
         except RecursionError:
             self.skip(RecordError(f"{where}: nested too deeply"))
         except OtherKindError as error:
             self.skip(error)
         except InputError as error:
+            self._damaged_files.add(str(file))
             self.skip(RecordError(f"{where}: {str(error).removeprefix(f'{where}: ')}"))
         else:
             self._num_used += 1
-            return conversations
+            return [conversation._replace(session=session, salt=salt) for conversation in made]
         return []
 
-    def _read_nested(self, records: Any, where: str, mapping: Mapped) -> list[Conversation]:
-        inner = {k: v for k, v in (mapping or {}).items() if k != "records"} or None
-        conversations: list[Conversation] = []
-        for i, item in enumerate(check_list(records or [], "records")):
-            conversations += self._read_record(item, f"{where}[{i}]", inner, is_nested=True)
-        return conversations
-
-    def _keep_row(self, row: Row) -> bool:
+    def _keep_row(self, row: Row, file: Path) -> bool:
         """Returns whether a record is a part of a conversation, and keeps it."""
         is_message = "conversation" in row.fields
         if not is_message and (
-            "custom_id" not in row.fields or {"messages", "answer"} <= row.fields.keys()
+            "custom_id" not in row.fields or {"prompt", "answer"} <= row.fields.keys()
         ):
             return False
         if self._salt is not None:
@@ -205,16 +177,19 @@ class LogReader:
         key = row.fields["conversation" if is_message else "custom_id"]
         if is_empty(key):
             raise RecordError("the row names no conversation")
-        rows = self._rows if is_message else self._batch
-        self._num_batch_rows += not is_message
-        rows.setdefault(json.dumps(key, default=str), []).append(row)
+        # The requests and the results of a batch may be in two files.
+        place = str(file) if is_message else ""
+        self._num_rows += 1
+        self._rows.setdefault((place, json.dumps(key, default=str)), []).append(row)
         return True
 
-    def _join(self, groups: Mapping[str, list[Row]], join: Join) -> Iterator[Conversation]:
+    def _join_rows(self) -> Iterator[Conversation]:
         """Yields the conversations of rows."""
-        for key, rows in groups.items():
+        for (place, key), rows in self._rows.items():
             try:
-                conversations = join(rows)
+                if place in self._damaged_files and "id" not in rows[0].fields:
+                    raise RecordError("another row of the file, maybe of this conversation, is bad")
+                conversations = join_rows(rows) if place else join_batch(rows)
             except RecordError as error:
                 self.skip(RecordError(f"{rows[0].where}: {error}"), len(rows))
                 continue

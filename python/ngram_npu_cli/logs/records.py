@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import RecordError
 
-from ngram_npu_cli.logs.messages import make_turns, merge_answer, parse_message, parse_messages
+from ngram_npu_cli.logs.messages import make_turns, parse_message, parse_messages
 from ngram_npu_cli.logs.responses import check_success, parse_answers
 from ngram_npu_cli.logs.values import (
     Conversation,
@@ -67,16 +65,16 @@ def make_conversations(fields: Fields, where: str) -> list[Conversation]:
     if answer is None or answer in ("", [], {}):  # empty JSON as text is an answer
         return [Conversation(make_turns(request.messages), where, request.tools)]
     conversations = []
-    for messages, ids, prompt_ids in parse_answers(answer, may_be_json=request.is_structured):
-        if ids is not None:
-            turns: tuple[Turn, ...] = (Turn(prompt_token_ids=prompt_ids, answer_token_ids=ids),)
-        elif request.whole is not None and len(messages) == 1:
-            turns = (Turn(prompt=request.whole, answer=messages[0]),)
+    for message, ids, prompt_ids in parse_answers(answer, may_be_json=request.is_structured):
+        if message is None:
+            turn = Turn(prompt_token_ids=prompt_ids, answer_token_ids=ids)
+        elif request.whole is not None:
+            turn = Turn(prompt=request.whole, answer=message)
         elif request.messages[-1]["role"] == "assistant":
             raise RecordError("the messages end with an answer, and the record has another one")
         else:
-            turns = make_turns([*request.messages, *messages], len(request.messages))
-        conversations.append(Conversation(turns, where, request.tools))
+            turn = Turn(tuple(request.messages), message)
+        conversations.append(Conversation((turn,), where, request.tools))
     return conversations
 
 
@@ -95,9 +93,9 @@ class _Request(NamedTuple):
 
 
 def _read_request(fields: Fields) -> _Request:
-    if is_empty(fields.get("messages")):
+    if is_empty(fields.get("prompt")):
         raise RecordError("the record has no prompt")
-    body = _decode_request(fields["messages"])
+    body = _decode_request(fields["prompt"])
     key, context = "", dict(fields)
     if isinstance(body, dict):
         body = decode_json(body["body"]) if "body" in body else body
@@ -154,7 +152,7 @@ def _decode_request(value: Any) -> Any:
 
 def join_batch(rows: Sequence[Row]) -> list[Conversation]:
     """Returns the conversations of the request and the result with one `custom_id`."""
-    requests = [row.fields for row in rows if "messages" in row.fields]
+    requests = [row.fields for row in rows if "prompt" in row.fields]
     answers = [row.fields for row in rows if "answer" in row.fields]
     if len(requests) != 1 or len(answers) != 1:
         raise RecordError(
@@ -166,13 +164,12 @@ def join_batch(rows: Sequence[Row]) -> list[Conversation]:
 
 def join_rows(rows: Sequence[Row]) -> list[Conversation]:
     """Returns the conversations of rows that are messages: one, or one per tree of messages."""
-    if any(not is_empty(row.fields.get("id")) for row in rows):
-        trees = [_merge_answers(tree) for tree in _follow_parents([row.fields for row in rows])]
-        return [
-            Conversation(make_turns(tree), rows[0].where) for tree in trees if _has_answer(tree)
-        ]
-    contents = [fields.get("content") for fields in _sort_by_time([row.fields for row in rows])]
-    return [Conversation(make_turns(parse_messages(contents)), rows[0].where)]
+    fields = [row.fields for row in rows]
+    if any(not is_empty(row.get("id")) for row in fields):
+        listed = [messages for messages in _join_trees(fields) if _has_answer(messages)]
+    else:
+        listed = [parse_messages(row.get("content") for row in fields)]
+    return [Conversation(make_turns(messages), rows[0].where) for messages in listed]
 
 
 def _has_answer(messages: Iterable[Message]) -> bool:
@@ -187,76 +184,51 @@ class _Node(NamedTuple):
     messages: list[Message]
 
 
-def _follow_parents(rows: Sequence[Fields]) -> list[list[_Node]]:
-    """Returns the rows of each tree, in the order of the log. Branches that were left are omitted;
-    a row that was written twice counts once."""
+def _join_trees(rows: Sequence[Fields]) -> Iterator[list[Message]]:
+    """Yields the messages of each tree, in the order of the log. Branches that were left are
+    omitted; a row that was written twice counts once."""
     nodes: dict[str, _Node] = {}
     for fields in rows:
         content = decode_json(fields.get("content"))
-        response = content.get("id") if isinstance(content, dict) else None
+        is_answer = isinstance(content, dict) and content.get("role") == "assistant"
+        response = content.get("id") if is_answer else None
         messages = parse_message(content) if content is not None else []
         parent = None if is_empty(fields.get("parent")) else str(fields["parent"])
         node = _Node(parent, None if response is None else str(response), messages)
         if nodes.setdefault(str(fields.get("id")), node) != node:
             raise RecordError("two rows have the same id and different contents")
-    path_of_root: dict[str, list[str]] = {}
-    root_of: dict[str, str] = {}
+    trees: dict[str, tuple[list[str], set[str]]] = {}  # by root: all nodes, and the last one's path
     for name in nodes:
         path = [name]
         while (parent := nodes[path[-1]].parent) is not None:
             if parent not in nodes or len(path) > len(nodes):
                 raise RecordError("the parent of a row is not in the log")
             path.append(parent)
-        path_of_root[path[-1]] = path  # that of the last row remains
-        root_of[name] = path[-1]
-    trees = []
-    for root, path in path_of_root.items():
-        tree = [name for name in nodes if root_of[name] == root]
-        responses = {nodes[name].response for name in path} - {None}
+        names = trees[path[-1]][0] if path[-1] in trees else []
+        trees[path[-1]] = [*names, name], {*path}
+    for names, kept in trees.values():
         # Calls of one response are several rows, and results follow the row of their call.
-        kept = {*path, *(name for name in tree if nodes[name].response in responses)}
-        kept |= {name for name in tree if nodes[name].parent in kept and _is_result(nodes[name])}
-        trees.append([nodes[name] for name in tree if name in kept])
-    return trees
+        responses = {nodes[name].response for name in kept} - {None}
+        kept |= {name for name in names if nodes[name].response in responses}
+        kept |= {name for name in names if nodes[name].parent in kept and _is_result(nodes[name])}
+        yield _merge_answers(nodes[name] for name in names if name in kept)
 
 
 def _is_result(node: _Node) -> bool:
     return bool(node.messages) and all(message["role"] == "tool" for message in node.messages)
 
 
-def _merge_answers(nodes: Sequence[_Node]) -> list[Message]:
+def _merge_answers(nodes: Iterable[_Node]) -> list[Message]:
     """Returns the messages of rows. Those of one response are one answer."""
     messages: list[Message] = []
-    number_of: dict[str, int] = {}
+    answers: dict[str | None, Message] = {}
     for node in nodes:
-        number = None if node.response is None else number_of.get(node.response)
-        if number is None:
-            if node.messages and node.response is not None:
-                number_of[node.response] = len(messages)
+        answer = answers.get(node.response)
+        if not node.messages or answer is None:
             messages += node.messages
-        elif node.messages:
-            merged = [messages[number]]
-            if merge_answer(merged, node.messages):
-                raise RecordError("a response consists of several messages")
-            messages[number] = merged[0]
+            if node.messages and node.response is not None:
+                answers[node.response] = messages[-1]
+        else:
+            for key, value in node.messages[0].items():
+                answer[key] = answer[key] + value if key in answer and key != "role" else value
     return messages
-
-
-def _sort_by_time(rows: Sequence[Fields]) -> list[Fields]:
-    """Returns rows in the order of time. Without a time, and at equal times, they keep theirs."""
-    values = [fields.get("time") for fields in rows]
-    times = [_parse_time(value) for value in values] if any(v is not None for v in values) else []
-    order = sorted(range(len(times)), key=times.__getitem__)
-    return [rows[i] for i in order] if times else list(rows)
-
-
-def _parse_time(value: Any) -> float:
-    """Returns the seconds of a number, or of a time in ISO 8601."""
-    with suppress(ValueError, OverflowError, TypeError):
-        if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
-            value = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
-        if isinstance(value, datetime):
-            value = value.replace(tzinfo=value.tzinfo or timezone.utc).timestamp()
-        if abs(seconds := float(value)) < 1e20:
-            return seconds
-    raise RecordError("the time of a row must be a number or ISO 8601")

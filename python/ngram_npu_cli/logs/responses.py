@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ngram_npu.errors import RecordError
@@ -21,12 +20,14 @@ from ngram_npu_cli.logs.values import (
 )
 
 _EVENT_LINE = re.compile(r"(data|event|id|retry)?:")
+_STREAM_START = re.compile(r"((event|id|retry)?:[^\n]*\n\s*)*data: ?\{")
+_CHOICES = re.compile(r'"choices"\s*:\s*\[\s*\{')
 
 
 class Answer(NamedTuple):
-    """An answer: its messages, more than one if the server called tools; or token ids."""
+    """An answer: a message, or token ids."""
 
-    messages: list[Message]
+    message: Message | None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
 
@@ -35,7 +36,8 @@ def parse_answers(response: Any, *, may_be_json: bool) -> list[Answer]:
     """Returns the answers of a response; several if several were requested.
 
     Args:
-        response: A response of OpenAI, Anthropic or Ollama, chunks of OpenAI, messages, or a text.
+        response: A response of Chat Completions, Completions, Anthropic or Ollama, chunks of the
+            first two, messages, or a text.
         may_be_json: Whether a text may be JSON or events of a response, and not only the answer.
 
     Raises:
@@ -44,7 +46,7 @@ def parse_answers(response: Any, *, may_be_json: bool) -> list[Answer]:
     if isinstance(response, str):
         decoded = _decode_response(response) if may_be_json else None
         if decoded is None:
-            return [Answer([{"role": "assistant", "content": response}])]
+            return [Answer({"role": "assistant", "content": response})]
         response = decoded
     if isinstance(response, list):
         chunks = check_list(response, "a response")
@@ -61,8 +63,6 @@ def parse_answers(response: Any, *, may_be_json: bool) -> list[Answer]:
         if len({str(choice.get("index", i)) for i, choice in enumerate(choices)}) < len(choices):
             raise RecordError("several choices have the same index")
         answers = [_parse_choice(choice, response) for choice in choices]
-    elif isinstance(response.get("output"), list):
-        answers = [_check_answer(parse_messages(response["output"]))]
     else:
         message = response.get("message", response)
         if not isinstance(message, dict) or "role" not in message:
@@ -81,12 +81,11 @@ def check_success(record: Record) -> None:
 
 
 def _check_answer(messages: list[Message]) -> Answer:
-    roles = [message["role"] for message in messages]
-    if "assistant" not in roles:
+    if not messages:
         raise RecordError("the answer is empty")
-    if {*roles} - {"assistant", "tool"} or ("assistant", "assistant") in pairwise(roles):
+    if [message["role"] for message in messages] != ["assistant"]:
         raise RecordError("the answer contains other messages than one of the model")
-    return Answer(messages)
+    return Answer(messages[0])
 
 
 def _parse_choice(choice: Record, response: Record) -> Answer:
@@ -94,7 +93,7 @@ def _parse_choice(choice: Record, response: Record) -> Answer:
     prompt_ids = choice.get("prompt_token_ids") or response.get("prompt_token_ids")
     if ids and prompt_ids:
         answer_ids, prompt_ids = map(check_token_ids, (ids, prompt_ids), ("token_ids",) * 2)
-        return Answer([], answer_ids, prompt_ids)
+        return Answer(None, answer_ids, prompt_ids)
     message = choice.get("message")
     if message is None:
         message = {"content": choice.get("text")}
@@ -105,10 +104,12 @@ def _parse_choice(choice: Record, response: Record) -> Answer:
 
 def _decode_response(text: str) -> Any:
     """Returns the JSON, the lines of JSON, or the server-sent events of a text that is a response;
-    None for another text, which may also be JSON: an answer in a schema of the request."""
-    start = text[:64].lstrip("\ufeff \r\n\t")
-    is_stream = _EVENT_LINE.match(start)
-    if not is_stream and start[:1] not in ("{", "["):
+    None for another text, which may also be JSON: an answer in a schema of the request.
+
+    What resembles a response of any API is never read as the text of an answer."""
+    text = text.removeprefix("\ufeff").strip()
+    is_stream = _STREAM_START.match(text)
+    if not is_stream and text[:1] not in ("{", "["):
         return None
     for parse in (_parse_events,) if is_stream else (json.loads, _parse_lines):
         try:
@@ -116,7 +117,9 @@ def _decode_response(text: str) -> Any:
         except (ValueError, RecursionError):
             continue
         items = value if isinstance(value, list) else [value]
-        return value if items and all(map(_is_response, items)) else None
+        return value if is_stream or any(map(_is_response, items)) else None
+    if is_stream or _CHOICES.search(text):
+        raise RecordError("the response is damaged or incomplete")
     return None
 
 
@@ -130,9 +133,8 @@ def _is_response(value: Any) -> bool:
     inner = [value.get(key) for key in ("body", "message")]
     is_message = value.get("role") == "assistant" and len(value) > 1
     has_inner = any(isinstance(item, dict) and len(item) > 1 for item in inner)
-    is_event = str(value.get("type")).startswith("response.")
     is_error = isinstance(error, dict) and "message" in error
-    return has_choices or has_output or is_message or has_inner or is_event or is_error
+    return has_choices or has_output or is_message or has_inner or is_error
 
 
 def _parse_lines(text: str) -> list[Any]:
@@ -142,16 +144,10 @@ def _parse_lines(text: str) -> list[Any]:
 def _parse_events(text: str) -> list[Any]:
     """Returns the data of server-sent events."""
     # Not `splitlines`, which also ends lines at U+2028.
-    lines = re.split(r"\r\n|\n|\r", text.removeprefix("\ufeff"))
-    events: list[list[str]] = [[]]
-    for line in lines:
-        if not line:
-            events.append([])
-        elif line.startswith("data:"):
-            events[-1].append(line[5:])
-        elif not _EVENT_LINE.match(line):
-            raise ValueError("not a line of an event")
-    data = ("\n".join(lines).strip() for lines in events)
+    lines = re.split(r"\r\n|\n|\r", text)
+    if any(line and not _EVENT_LINE.match(line) for line in lines):
+        raise ValueError("not a line of an event")
+    data = [line[5:].strip() for line in lines if line.startswith("data:")]
     return [json.loads(item) for item in data if item not in ("", "[DONE]")]
 
 
@@ -159,12 +155,6 @@ def _join_chunks(chunks: list[Record]) -> Record:
     """Returns the complete response of the chunks of a stream of OpenAI."""
     for chunk in chunks:
         check_success(chunk)
-    ends = [chunk for chunk in chunks if str(chunk.get("type")).startswith("response.")]
-    if ends:  # the Responses API repeats the whole response at the end
-        complete = ends[-1].get("response")
-        if ends[-1]["type"] not in ("response.completed", "response.incomplete"):
-            raise RecordError("the stream has no complete response at its end")
-        return complete if isinstance(complete, dict) else {}
     if not any("choices" in chunk for chunk in chunks):
         raise RecordError("the format of the stream is not known")
     choices: dict[int, Record] = {}
@@ -210,18 +200,16 @@ _DELTA_KEYS = {
 
 
 def _join_call(calls: list[Record], call: Record) -> None:
-    """Adds a piece of a tool call. Some servers give all calls one index, but different ids, and
-    some give neither, but begin each call with its name."""
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise RecordError("a tool call of a chunk has no function")
-    index, ident, name = call.get("index"), call.get("id"), function.get("name")
-    known = [c for c in calls if c["index"] == index] if index is not None else calls[-1:]
-    is_other = index is None if ident is None else bool(known) and ident != known[-1]["id"]
-    is_new = not known or (bool(name) and is_other)
+    """Adds a piece of a tool call. Only its first piece has a name."""
+    function, index, ident = call.get("function"), call.get("index"), call.get("id")
+    if not isinstance(function, dict) or not isinstance(index, int):
+        raise RecordError("a tool call of a chunk has no function or no index")
     arguments = check_text(function.get("arguments") or "", "the arguments of a chunk")
-    if is_new:
-        made = {"name": name, "arguments": arguments}
+    known = next((c for c in calls if c["index"] == index), None)
+    if known is None:
+        made = {"name": function.get("name"), "arguments": arguments}
         calls.append({"index": index, "id": ident, "function": made})
+    elif function.get("name") or ident not in (None, "", known["id"]):
+        raise RecordError("two tool calls of a stream have the same index")
     else:
-        known[-1]["function"]["arguments"] += arguments
+        known["function"]["arguments"] += arguments

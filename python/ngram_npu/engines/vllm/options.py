@@ -72,7 +72,7 @@ TOKENS_PER_REQUEST = 1024
 """Minimum capacity of the store in tokens for each request that adds text."""
 MAX_TOKENS = MAX_BLOCKS * BLOCK_TOKENS
 STORE_TOKENS = 1 << 20
-"""Default capacity of the store: 59 MB, which vLLM measures before it allocates its KV cache."""
+"""Default capacity of the store: 55 MB, which vLLM measures before it allocates its KV cache."""
 
 _VLLM_NAMES = {
     "min_n": "prompt_lookup_min",

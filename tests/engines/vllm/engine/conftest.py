@@ -7,10 +7,11 @@ test_v2_* need that runner, test_neural_* needs V2, and the other files run on b
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import pickle
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +83,18 @@ class Runs:
     """Results by drafting method. Each method runs once, in one of pytest's processes."""
 
     def __init__(self, model: Path, factory: pytest.TempPathFactory) -> None:
-        self._model, self._factory = model, factory
-        self._results: dict[str, Any] = {}
+        self._model, self._folder = model, factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            self._folder = self._folder.parent
 
-    def __call__(self, method: str, requests: str = "greedy") -> Any:
-        """Returns the results of a method. `requests` names one of V1's sets of requests."""
-        if RUNNER == "v2":
-            import v2_runs
+    @functools.cache  # noqa: B019, lives as long as the session
+    def __call__(self, method: str) -> Any:
+        """Returns the results of a method."""
+        from filelock import FileLock
+        from runs import METHODS, run_method
 
-            return self._run_once(method, v2_runs.run_method, method)
-        import v1_runs
-
-        sets = next(names for names in v1_runs.ENGINE_OPTIONS if requests in names)
-        name = f"{method}-{sets[0]}"
-        return self._run_once(name, v1_runs.run_sets, v1_runs.METHODS[method], sets)[requests]
-
-    def _run_once(self, name: str, run: Any, *arguments: Any) -> Any:
-        from processes import run_once
-
-        if name not in self._results:
-            call = partial(run, self._model, *arguments)
-            self._results[name] = run_once(self._factory, name, call)
-        return self._results[name]
+        file = self._folder / f"{method}.pickle"
+        with FileLock(file.with_suffix(".lock")):
+            if not file.exists():
+                file.write_bytes(pickle.dumps(run_method(self._model, METHODS[method])))
+        return pickle.loads(file.read_bytes())

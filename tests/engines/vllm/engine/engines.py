@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import vllm_on_cpu  # noqa: E402
 vllm_on_cpu.register()  # before modules that import numba
 
 import pytest  # noqa: E402
-import torch  # noqa: E402
 import toy_drafters  # noqa: E402
 from ngram_npu.draft_costs import OWN_DRAFT  # noqa: E402
 from ngram_npu.engines.vllm import plugin, request_scopes  # noqa: E402
@@ -54,7 +53,8 @@ K = 4
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 VLLM_DRAFTS = {"lookup": "ngram"}
 STORE = {"store": True, "store_tokens": 1 << 16, "scope": "shared"}
-MAX_MODEL_LEN = {"v1": 512, "v2": 256}[RUNNER]
+STORE_EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
+MAX_MODEL_LEN = 256
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -65,9 +65,9 @@ OPTIONS: dict[str, Any] = {
     "disable_log_stats": False,
     "seed": 0,
     "max_model_len": MAX_MODEL_LEN,
-    "max_num_seqs": {"v1": 12, "v2": 8}[RUNNER],
+    "max_num_seqs": 8,
     # Too few blocks for all requests of a step, so that requests are preempted.
-    "num_gpu_blocks_override": {"v1": 36, "v2": 10}[RUNNER],
+    "num_gpu_blocks_override": 10,
 }
 
 
@@ -82,17 +82,11 @@ class Method:
     asynchronous: bool = False
     speculative: dict[str, Any] = field(default_factory=dict)
     """Further entries of `speculative_config`."""
-    speculator: Any = None
-    """Class that takes the place of vLLM's neural drafter; None: vLLM's."""
 
     @property
     def is_adaptive(self) -> bool:
         """Whether vLLM chooses which drafts to verify."""
         return "enable_adaptive_verification" in self.speculative
-
-    def with_options(self, **options: Any) -> Method:
-        """Returns this method with changed options of ngram_npu."""
-        return replace(self, options={**(self.options or {}), **options})
 
     def make_arguments(self, model: Path) -> dict[str, Any]:
         """Returns the engine's arguments for this target model."""
@@ -105,7 +99,6 @@ class Method:
             speculative["model"] = str(toy_drafters.find_or_train_drafter(self.name, model))
         return {
             **OPTIONS,
-            "load_format": "dummy" if self.name == "mtp" else "auto",
             "speculative_config": speculative if self.name else None,
             "additional_config": {} if self.options is None else {"ngram_npu": self.options},
             "async_scheduling": self.asynchronous,
@@ -114,35 +107,30 @@ class Method:
 
 @dataclass
 class Output:
-    """Output of a request, or of one of its n samples."""
+    """Output of a request."""
 
     token_ids: list[int]
     text: str
     finish_reason: str | None
     stop_reason: Any
-    logprobs: list[dict[int, float]] | None = field(compare=False)
 
 
 @dataclass
 class BatchResult:
     """Outputs and vLLM's counts of one batch of requests."""
 
-    outputs: list[list[Output]] = field(default_factory=list)
-    """By request and sample."""
+    outputs: list[Output] = field(default_factory=list)
     preemptions: int = 0
     num_accepted: int = 0
     """Number of accepted draft tokens."""
-    steps: int = 0
-    """Number of calls of the drafter."""
 
-    def get_token_ids(self, requests: Sequence[int] | None = None) -> list[list[int]]:
-        """Returns the first sample's tokens of the given requests, or of all."""
-        indices = range(len(self.outputs)) if requests is None else requests
-        return [self.outputs[i][0].token_ids for i in indices]
+    def get_token_ids(self) -> list[list[int]]:
+        return [output.token_ids for output in self.outputs]
 
     def find_different(self, other_result: BatchResult) -> list[int]:
-        """Returns the indices of requests with different tokens, text or finish reasons."""
-        pairs = zip(self.outputs, other_result.outputs, strict=True)
+        """Returns the indices of requests with different tokens, text or finish reasons. The other
+        result may have more requests."""
+        pairs = zip(self.outputs, other_result.outputs[: len(self.outputs)], strict=True)
         return [i for i, (a, b) in enumerate(pairs) if a != b]
 
 
@@ -162,6 +150,10 @@ class Engine:
     def uses_ngram_npu(self) -> bool:
         return hasattr(self.drafter, ATTRIBUTE)
 
+    def find_scheduler(self) -> Any:
+        core: Any = self.llm.llm_engine.engine_core
+        return core.engine_core.scheduler
+
     @property
     def store(self) -> Any:
         return getattr(self.drafter, ATTRIBUTE).shared_store.contents
@@ -179,7 +171,7 @@ class Engine:
         prompts = [{"prompt_token_ids": tokens, **(p.extra_args or {})} for tokens, p in requests]
         params = [params for _, params in requests]
         answers = self.llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
-        result.outputs = [list(map(_make_output, answer.outputs)) for answer in answers]
+        result.outputs = [*map(_make_output, answers)]
         counts = self.read_counters()
         result.preemptions = counts[0] - old_counts[0]
         result.num_accepted = counts[1] - old_counts[1]
@@ -195,13 +187,9 @@ class Engine:
         gc.collect()
 
 
-def _make_output(sample: Any) -> Output:
-    logprobs = None
-    if sample.logprobs is not None:
-        logprobs = [{token: p.logprob for token, p in step.items()} for step in sample.logprobs]
-    return Output(
-        list(sample.token_ids), sample.text, sample.finish_reason, sample.stop_reason, logprobs
-    )
+def _make_output(answer: Any) -> Output:
+    (sample,) = answer.outputs
+    return Output(list(sample.token_ids), sample.text, sample.finish_reason, sample.stop_reason)
 
 
 @contextmanager
@@ -211,14 +199,6 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
     with pytest.MonkeyPatch.context() as patches:
         for module, name in REPLACED_NAMES:
             patches.setattr(module, name, getattr(module, name))  # restored at the end
-        if RUNNER == "v2":
-            patches.setattr(torch.cuda, "Event", CountingEvent)
-        if method.speculator is not None:
-
-            def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
-                return method.speculator(vllm_config, device)
-
-            patches.setattr(model_runner, "init_speculator", init_speculator)
         if method.options is not None and RUNNER == "v1":
             plugin.install()
         elif method.options is not None:
@@ -254,19 +234,6 @@ class StoreDraftCounter:
     def _propose_and_count(self, *args: Any, agreement: Any, **kwargs: Any) -> None:
         self._propose(*args, agreement=agreement, **kwargs)
         self.count += int((agreement != OWN_DRAFT).sum())
-
-
-class CountingEvent(torch.cuda.Event):  # type: ignore[misc]
-    """vLLM's replacement for an event of a device, which counts the waits of the host."""
-
-    waits = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.synchronize = self._count_wait
-
-    def _count_wait(self) -> None:
-        CountingEvent.waits += 1
 
 
 def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:

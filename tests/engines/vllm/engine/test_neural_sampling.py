@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import v2_runs
-from engines import Engine, encode_corpus, start_engine
+from engines import Engine, Method, encode_corpus, start_engine
 from ops.reference import ngram_propose
+from test_neural_engine import AUTO_LOOKUP
 from transformers import LlamaForCausalLM
 from vllm import SamplingParams
 
 NUM_REQUESTS, NUM_TOKENS = 80, 10
 NUM_RANKS = 6  # number of most likely tokens that are counted separately
-METHOD = v2_runs.make_neural_method("draft_model", draft_sample_method="probabilistic")
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[Engine]:
-    with start_engine(model, METHOD, max_num_seqs=20, num_gpu_blocks_override=200) as engine:
-        yield engine
+METHOD = Method("draft_model", {"neural": True}, True, {"draft_sample_method": "probabilistic"})
+pytestmark = pytest.mark.prove  # takes minutes
 
 
 def _sample_texts(engine: Engine, prompt: list[int], seed: int) -> list[list[int]]:
@@ -63,19 +57,23 @@ def _compute_chi_squared(model: Path, prompt: list[int], texts: list[list[int]])
 def _draft_token(tokens: list[int]) -> int | None:
     """Returns the first token of the n-gram draft; None if there is no draft."""
     row, length = np.array([tokens], np.int32), np.array([len(tokens)], np.int32)
-    drafts, counts, _ = ngram_propose(row, length, k=1, **v2_runs.AUTO_LOOKUP)
+    drafts, counts, _ = ngram_propose(row, length, k=1, **AUTO_LOOKUP)
     return int(drafts[0, 0]) if counts[0] else None
 
 
-def test_sampled_text_has_distribution_of_target(model: Path, engine: Engine) -> None:
+def test_sampled_text_has_distribution_of_target(model: Path) -> None:
     prompt = encode_corpus(model, 2_000)[:120]
-    lookup = engine.drafter.ngram_npu
-    compute_costs = lookup.costs.compute_costs
-    # Prefers n-grams after the neural drafter's first error.
-    lookup.costs.compute_costs = lambda *args: compute_costs(*args).zero_()
-    correct = _compute_chi_squared(model, prompt, _sample_texts(engine, prompt, 0))
-    # Makes a fault: replaced drafts keep the neural drafter's logits.
-    lookup._make_one_hot = lambda *_: None
-    faulty = _compute_chi_squared(model, prompt, _sample_texts(engine, prompt, NUM_REQUESTS))
+    with start_engine(model, METHOD, max_num_seqs=20, num_gpu_blocks_override=200) as engine:
+        lookup = engine.drafter.ngram_npu
+        compute_costs = lookup.costs.compute_costs
+        # Prefers n-grams after the neural drafter's first error.
+        lookup.costs.compute_costs = lambda *args: compute_costs(*args).zero_()
+        correct_texts = _sample_texts(engine, prompt, 0)
+        # Makes a fault: replaced drafts keep the neural drafter's logits.
+        lookup._make_one_hot = lambda *_: None
+        faulty_texts = _sample_texts(engine, prompt, NUM_REQUESTS)
+        del lookup
+    correct = _compute_chi_squared(model, prompt, correct_texts)
+    faulty = _compute_chi_squared(model, prompt, faulty_texts)
     assert correct < 40, faulty  # exceeded with a probability of 1/10,000 (13 degrees of freedom)
     assert faulty > 80, correct

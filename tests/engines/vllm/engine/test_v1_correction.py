@@ -12,8 +12,8 @@ import pytest
 import torch
 from engines import BatchResult, start_engine
 from ngram_npu.engines.vllm import plugin, v1
+from runs import METHODS, make_requests
 from torch.utils._python_dispatch import TorchDispatchMode
-from v1_runs import METHODS, make_requests
 from vllm.v1.worker import gpu_model_runner
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_corrected_counts_equal_those_of_vllm(
         gpu_model_runner, plugin.CORRECT_FUNCTION, STOCK_FUNCTION
     )  # restored at the end
     result = BatchResult()
-    with start_engine(model, METHODS["padded"]) as engine:
+    with start_engine(model, METHODS["async"]) as engine:
         replacement = getattr(gpu_model_runner, plugin.CORRECT_FUNCTION)
         assert replacement is v1.update_num_computed_tokens_for_batch_change
         comparison = Comparison(replacement)
@@ -88,7 +88,7 @@ def test_corrected_counts_equal_those_of_vllm(
         engine.serve(make_requests(model), result)
     assert comparison.num_different == 0
     assert comparison.launches == {STOCK_FUNCTION: {12}, replacement: {1}}
-    assert comparison.row_counts["calls"] >= 100
-    assert min(comparison.row_counts.values()) >= 20, comparison.row_counts
-    assert result.preemptions >= 5
+    assert comparison.row_counts["calls"] >= 50
+    assert min(comparison.row_counts.values()) >= 3, comparison.row_counts
+    assert result.preemptions >= 3
     assert result.find_different(runs("none")) == []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from engines import make_params, start_engine
-from v1_runs import METHODS, Recorder
+from runs import METHODS, Run, record_drafts
 
 OPTIONS: dict[str, Any] = {
     "dtype": "bfloat16",
@@ -64,12 +64,13 @@ def test_hybrid_model_has_drafts_in_every_step(hybrid_model: Path) -> None:
     """If the lookup finds nothing, the draft is the newest token. vLLM calls the model hybrid."""
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 1024) for _ in range(20)] * 2 for _ in range(6)]
-    method = METHODS["custom_class"]
+    method, run = METHODS["sync"], Run()
     with start_engine(hybrid_model, method, **OPTIONS) as engine:
         assert engine.llm.llm_engine.vllm_config.model_config.is_hybrid
-        run = Recorder(engine, method).run([(prompt, make_params(20)) for prompt in prompts])
-    assert all(len(output.token_ids) == 20 for outputs in run.outputs for output in outputs)
-    assert len(run.drafts) >= 60
-    assert all(run.drafts)
+        record_drafts(engine, method, run)
+        engine.serve([(prompt, make_params(20)) for prompt in prompts], run)
+    assert all(len(output.token_ids) == 20 for output in run.outputs)
+    assert run.num_drafts >= 60
+    assert run.num_drafts == run.num_sampled, "expected a draft of every row that sampled a token"
     assert all(text.endswith(" instead of []") for text in run.mismatches)
     assert len(run.mismatches) >= 50

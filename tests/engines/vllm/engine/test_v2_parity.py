@@ -10,7 +10,7 @@ import engines  # noqa: F401, repairs Triton's interpreter
 import numpy as np
 import torch
 from ngram_npu.engines.vllm.v2 import NgramSpeculator
-from v2_runs import call_stock
+from runs import call_stock
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 

@@ -28,29 +28,6 @@ def find_or_train_drafter(kind: str, target: Path) -> Path:
     return create_once(folder, [__file__, kind, str(target)])
 
 
-def write_target_with_mtp(tokenizer: Path, folder: Path) -> Path:
-    """Writes the config of a target model with a multi-token prediction (MTP) drafter. vLLM gives
-    both random weights, so the drafter cannot predict the text."""
-    config = {
-        "architectures": ["MiMoForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "vocab_size": 1024,
-        "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
-        "num_nextn_predict_layers": 1,
-        "dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in tokenizer.glob("tokenizer*"):
-        shutil.copy(path, folder)
-    return folder
-
-
 def _make_batches(target: Path, kind: str) -> Any:
     """Yields for each training step the tokens, the target's hidden states after its last norm, and
     the most likely next tokens."""

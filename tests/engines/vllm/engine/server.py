@@ -1,12 +1,10 @@
-"""Runs engines and servers in separate processes, and shares results among pytest's processes."""
+"""Runs `vllm serve` in another process."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import json
 import os
-import pickle
 import random
 import signal
 import socket
@@ -15,91 +13,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import pytest
-from engines import RUNNER, Method
-from filelock import FileLock
-from ngram_npu import NgramStore
 from openai import OpenAI
 
-T = TypeVar("T")
-
-_RUNS: Any = importlib.import_module(f"{RUNNER}_runs")
-METHODS: dict[str, Method] = _RUNS.METHODS
-"""The drafting methods of the runner that this environment tests."""
-make_requests: Callable[[Path], list[Any]] = _RUNS.make_requests
-"""Makes this runner's requests, of which `runs` has the results."""
-RANK_ENVIRONMENT = {
-    "NGRAM_NPU_VLLM": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # there are fewer NUMA nodes than ranks
-}
-"""Environment of an engine with several ranks."""
 START_TIMEOUT_S = 300
-
-
-def run_once(factory: pytest.TempPathFactory, name: str, run: Callable[[], T]) -> T:
-    """Returns the result of `run`, called by the first of pytest's processes that needs it."""
-    folder = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    file = folder / f"{name}.pickle"
-    with FileLock(file.with_suffix(".lock")):
-        if not file.exists():
-            file.write_bytes(pickle.dumps(run()))
-    result: T = pickle.loads(file.read_bytes())
-    return result
-
-
-class EngineProcess:
-    """Runs serve_offline.py in another process with some of the requests of v1_runs or v2_runs."""
-
-    def __init__(
-        self,
-        model: Path,
-        log: Path,
-        method: str,
-        request_indices: Sequence[int],
-        *calls: list[Any],
-        overrides: dict[str, Any] | None = None,
-        salt: str = "",
-        **environment: str,
-    ) -> None:
-        """
-        Args:
-            request_indices: Indices into `make_requests(model)` of the requests to run.
-            calls: Calls of `collective_rpc` after the requests.
-            overrides: Engine arguments that replace those of the method.
-            salt: Cache salt of the last request.
-        """
-        self._log = log
-        requests = make_requests(model)
-        prompts = [[requests[i][0], requests[i][1].max_tokens] for i in request_indices]
-        prompts[-1] += [salt] if salt else []
-        arguments = {**METHODS[method].make_arguments(model), **(overrides or {})}
-        script_arguments = map(json.dumps, (arguments, prompts, calls))
-        script = Path(__file__).with_name("serve_offline.py")
-        with log.open("w") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, str(script), str(model), *script_arguments],
-                env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environment},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-
-    def wait(self) -> tuple[int, str]:
-        """Returns the exit status and the log."""
-        return self._process.wait(900), self._log.read_text()
-
-    def read_result(self) -> tuple[dict[str, Any], str]:
-        """Returns the result that the script printed, and the log."""
-        status, log = self.wait()
-        assert status == 0, log[-4000:]
-        (line,) = [line for line in log.splitlines() if line.startswith("RESULT ")]
-        return json.loads(line.removeprefix("RESULT ")), log
 
 
 def find_start_lines(log: str) -> list[str]:
@@ -115,12 +35,6 @@ def find_free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def assert_store_has_tokens(file: Path) -> None:
-    store = NgramStore.load(file)
-    store.check_integrity()
-    assert store.statistics.tokens_held > 0
 
 
 class Server:

@@ -102,11 +102,6 @@ def test_metrics_of_an_engine_in_the_process_of_the_server_are_in_its_registry()
     }
 
 
-def test_engine_without_a_server_has_metrics_in_its_own_registry() -> None:
-    metrics.set_drafting_gauge(CONFIG, True)
-    assert scrape() == {"drafting": 1}
-
-
 def test_metrics_that_cannot_be_read_disappear_until_they_can() -> None:
     metrics.serve_engine_metrics()
     run_engine_process("rows.inc(42); held.set(5)")
@@ -189,7 +184,8 @@ def test_feed_counters_are_exported() -> None:
 
 
 def test_dashboard_shows_exactly_the_exported_metrics() -> None:
-    """The alert rules use a subset. Another test checks vLLM's metrics of both files."""
+    """Without a server, the metrics are in the registry of this process. The alert rules use a
+    subset. Another test checks vLLM's metrics of both files."""
     metrics.StoreMetrics(CONFIG, 1024, has_file=True).tokens_held.set(0)
     metrics.FeedMetrics(CONFIG).update({"publishers": 0, "age_seconds": 0.0})
     metrics.DraftLengthMetrics(CONFIG, ["1-2"])
