@@ -145,11 +145,12 @@ test-slow: setup $(VENV)/.installed twins $(BUILD)/launch/.ready
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
 	@if command -v nvcc >/dev/null; then $(MAKE) --no-print-directory test-cuda; else echo "test-cuda: skipped, nvcc is missing"; fi
 
-# A wheel with the CUDA kernels of all architectures, which must not spill registers. It replaces the installed wheel.
+# A wheel with the CUDA kernels of the oldest and the newest architecture, which must not spill registers. `make wheel` compiles
+# all. It replaces the installed wheel.
 CUDA_WHEEL := $(BUILD)/cuda-wheel
 test-cuda: setup
 	rm -f $(VENV)/.installed
-	$(call make_wheel,$(CUDA_WHEEL),--config-settings=cmake.define.NGRAM_NPU_CUDA=ON)
+	$(call make_wheel,$(CUDA_WHEEL),--config-settings=cmake.define.NGRAM_NPU_CUDA=ON --config-settings="cmake.define.NGRAM_NPU_CUDA_ARCHITECTURES=80-real;120-real")
 	$(PY) $(PIP) install --no-deps --force-reinstall $(CUDA_WHEEL)/ngram_npu-*.whl
 	NGRAM_NPU_WHEEL=$$(ls $(CUDA_WHEEL)/ngram_npu-*.whl) $(PYTEST) -m "not slow" tests/repo/test_wheel.py tests/core/test_doctor.py
 
