@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from ngram_npu.async_state import StepInputs
-from transformers import AttentionInterface, PreTrainedModel
-
-from .pipeline import Pipeline
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 ATTENTION_NAME = "ngram_npu_paged"
 """The name of :func:`paged_attention` in transformers."""
@@ -86,18 +82,17 @@ def plan_step(
     block_table: torch.Tensor,
     block_size: int,
     num_tokens: IntArray,
-    upper_seq_lens: IntArray,
 ) -> PagedStep:
     """Plans the attention of a step without waiting for the device.
 
     The host knows the number of each request's tokens in the step, and an upper bound of each
-    request's length. Only the device knows the exact positions (`inputs.positions`): the attention
-    reads KV slots up to the upper bound and masks later positions.
+    request's length (`inputs.upper_seq_lens`). Only the device knows the exact positions
+    (`inputs.positions`): the attention reads KV slots up to the upper bound and masks later
+    positions.
 
     Args:
         block_table: [request slots, blocks] KV block ids (`AsyncSpecState.block_tables`).
         num_tokens: [B] number of tokens of each request in the step.
-        upper_seq_lens: [B] upper bounds of each request's length, including this step's tokens.
     """
     device = block_table.device
     starts = np.cumsum(num_tokens) - num_tokens
@@ -105,7 +100,7 @@ def plan_step(
     groups = []
     for count in np.unique(num_tokens):
         members = np.flatnonzero(num_tokens == count)
-        num_blocks = -(-int(upper_seq_lens[members].max()) // block_size)
+        num_blocks = -(-int(inputs.upper_seq_lens[members].max()) // block_size)
         token_indices = copy_to_device(starts[members, None] + np.arange(count), device)
         slot_indices = inputs.slot_indices[copy_to_device(members, device)].long()
         # -1 means no block: these positions are masked, so any block can be read.
@@ -166,27 +161,13 @@ def paged_attention(
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
-def count_position_dims(model: PreTrainedModel) -> int:
-    """Returns the number of dimensions of rotary positions: 3 with M-RoPE, otherwise 1."""
-    config = model.config.get_text_config()
-    options = (getattr(config, name, None) or {} for name in ("rope_parameters", "rope_scaling"))
-    return 3 if any("mrope_section" in values for values in options) else 1
-
-
 class PagedModel:
     """Runs a model on the flat tokens of a step."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        num_blocks: int,
-        block_size: int,
-        pipeline: Pipeline | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int) -> None:
         """
         Args:
             model: a causal LM in evaluation mode, its attention set to :data:`ATTENTION_NAME`.
-            pipeline: with pipeline parallelism: the stage whose layers the model has.
 
         Raises:
             ValueError: the model does not use this attention.
@@ -195,10 +176,9 @@ class PagedModel:
         if attention != ATTENTION_NAME:
             raise ValueError(
                 f"PagedModel: model: expected attention {ATTENTION_NAME!r}, got {attention!r}; "
-                "use load() or use_paged_attention() of this module"
+                "use load() of this module, or set_attn_implementation() of the model"
             )
         self.model = model
-        self.pipeline = pipeline
         self.block_size = block_size
         self.cache = PagedKVCache(num_blocks * block_size)
 
@@ -207,64 +187,27 @@ class PagedModel:
         inputs: StepInputs,
         block_table: torch.Tensor,
         num_tokens: IntArray,
-        upper_seq_lens: IntArray,
         logit_indices: torch.Tensor,
     ) -> torch.Tensor:
         """Computes the step's tokens. Returns logits [L,V] at the flat positions `logit_indices`
-        [L]; in a stage before the last, the hidden states that the next stage receives. The other
-        arguments are those of :func:`plan_step`."""
-        step = plan_step(
-            self.cache, inputs, block_table, self.block_size, num_tokens, upper_seq_lens
-        )
+        [L]. The other arguments are those of :func:`plan_step`."""
+        step = plan_step(self.cache, inputs, block_table, self.block_size, num_tokens)
         num_step_tokens = inputs.num_step_tokens
-        positions = inputs.positions if inputs.rope_positions is None else inputs.rope_positions
-        pipeline, hidden = self.pipeline, None
-        if pipeline is not None and not pipeline.is_first:
-            shape = 1, num_step_tokens, self.model.config.hidden_size
-            hidden = torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
-            pipeline.receive_hidden(hidden)
-        is_last = pipeline is None or pipeline.is_last
         logits: torch.Tensor = self.model(
-            input_ids=inputs.input_ids[None, :num_step_tokens] if hidden is None else None,
-            inputs_embeds=hidden,
-            position_ids=positions[..., None, :num_step_tokens],
+            input_ids=inputs.input_ids[None, :num_step_tokens],
+            position_ids=inputs.positions[None, :num_step_tokens],
             use_cache=False,
-            logits_to_keep=logit_indices if is_last else 0,
+            logits_to_keep=logit_indices,
             paged_step=step,
         ).logits
-        if pipeline is not None and not is_last:
-            pipeline.send_hidden(logits)
         return logits[0]
 
 
-@contextmanager
-def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Makes a loaded model use paged attention within the block."""
-    old_name = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION_NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(old_name)
-
-
-def load(
-    folder: str,
-    *,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-    attention: str = ATTENTION_NAME,
-) -> PreTrainedModel:
-    """Loads a model from a local folder; nothing is downloaded.
-
-    Args:
-        attention: the attention's name in transformers; a draft model needs "sdpa".
-    """
-    from transformers import AutoModelForCausalLM
-
+def load(folder: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Loads a model with paged attention from a local folder; nothing is downloaded."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder,
-        attn_implementation=attention,
+        attn_implementation=ATTENTION_NAME,
         dtype=dtype or "auto",
         local_files_only=True,
     )

@@ -3,30 +3,23 @@ device."""
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-import numpy as np
 import torch
 from ngram_npu import NgramConfig, NgramStore, Scope, scope_of
 from ngram_npu.async_state import (
     AsyncConfig,
     AsyncSpecState,
+    Batch,
     KVGroup,
-    MergeConfig,
-    StepInputs,
     verify_greedy,
 )
 from transformers import PreTrainedModel
 
-from .draft_model import DraftModel
-from .paged_model import PagedModel, copy_to_device, count_position_dims
-from .pipeline import Pipeline
-from .sampling import Sampling
-from .scheduler import Int32Array, Request, ScheduledStep, Scheduler
+from .paged_model import PagedModel, copy_to_device
+from .scheduler import Request, Scheduler
 
 NO_DRAFTS = NgramConfig(k=1, max_len=0)
 """A lookup that never drafts, so that the same state also runs without speculation."""
@@ -38,10 +31,6 @@ class RunnerConfig:
 
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
     """Options of n-gram drafting; None: no speculation."""
-    merge: MergeConfig = field(default_factory=MergeConfig)
-    """With a draft model: the rule by which n-gram drafts replace neural drafts."""
-    draft_window: int = 64
-    """Number of newest tokens of each request that the draft model reads."""
     asynchronous: bool = True
     """Whether the host schedules a step while the previous step runs."""
     padded: bool = True
@@ -58,7 +47,6 @@ class RunnerConfig:
     blocks than are free, requests are preempted."""
     max_step_tokens: int = 512
     """Maximum number of tokens per step; a longer prompt takes several steps."""
-    sampling: Sampling = field(default_factory=Sampling)
 
 
 @dataclass
@@ -69,94 +57,44 @@ class Figures:
     tokens: int = 0
     drafts: int = 0
     accepted: int = 0
-    neural_drafts: int = 0
-    """Number of `drafts` that came from the draft model."""
-    neural_accepted: int = 0
-    preemptions: int = 0
-
-
-def check_draft_model(
-    draft_model: PreTrainedModel, model: PreTrainedModel, config: RunnerConfig
-) -> None:
-    """Checks that the draft model can draft for the model.
-
-    Raises:
-        ValueError: no speculation is configured, or vocabulary or device differ.
-    """
-    if config.ngram is None:
-        raise ValueError(
-            "Runner: draft_model: expected None without speculation (ngram=None), got a model"
-        )
-    draft_size, size = draft_model.config.vocab_size, model.config.vocab_size
-    if draft_size != size:
-        raise ValueError(
-            f"Runner: draft_model: expected the model's vocabulary of {size} tokens, "
-            f"got {draft_size}"
-        )
-    if draft_model.device != model.device:
-        raise ValueError(
-            f"Runner: draft_model: expected device {model.device}, got {draft_model.device}"
-        )
 
 
 def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Returns token ids as Python integers.
+    """Returns the token ids as a list.
 
     Raises:
         ValueError: an id is not an integer, or is outside the vocabulary, so that the embedding
             would be read outside its table.
     """
-    integers = []
-    for position, token in enumerate(token_ids):
-        try:
-            value = operator.index(token)
-        except TypeError:
-            value = -1
-        if not 0 <= value < vocab_size:
+    tokens = list(token_ids)
+    for position, token in enumerate(tokens):
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
             raise ValueError(
                 f"generate: {name}: expected integers from 0 to {vocab_size - 1}, got {token!r} at "
                 f"position {position}"
             )
-        integers.append(value)
-    return integers
+    return tokens
 
 
 class Runner:
-    """Generates text for many requests at once. Not thread-safe."""
+    """Generates text greedily for many requests at once. Not thread-safe."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        config: RunnerConfig,
-        *,
-        store: NgramStore | None = None,
-        draft_model: PreTrainedModel | None = None,
-        pipeline: Pipeline | None = None,
+        self, model: PreTrainedModel, config: RunnerConfig, *, store: NgramStore | None = None
     ) -> None:
         """
         Args:
             model: a causal LM that uses paged attention (:func:`paged_model.load`).
             store: a store on the model's device, from which requests also draft.
-            draft_model: a smaller causal LM with the same vocabulary and device, and with
-                transformers' own attention. A request uses its drafts unless more accepted tokens
-                are expected of the n-gram draft.
-            pipeline: with pipeline parallelism: the stage whose layers the model has
-                (:func:`pipeline.keep_layers_of_stage`).
 
         Raises:
-            ValueError: the model does not use paged attention, or :func:`check_draft_model` rejects
-                the draft model, or a draft model is combined with a pipeline.
+            ValueError: the model does not use paged attention.
         """
-        if draft_model is not None:
-            if pipeline is not None:
-                raise ValueError("Runner: draft_model: expected None with a pipeline, got a model")
-            check_draft_model(draft_model, model, config)
         self.config, self.device = config, model.device
         self._vocab_size = model.config.get_text_config().vocab_size
         blocks_per_row = -(-config.row_capacity // config.block_size)
         num_blocks = config.num_blocks or config.max_rows * blocks_per_row
-        self.pipeline = pipeline
-        self.model = PagedModel(model, num_blocks, config.block_size, pipeline)
+        self.model = PagedModel(model, num_blocks, config.block_size)
         self.state = AsyncSpecState(
             AsyncConfig(
                 ngram=config.ngram or NO_DRAFTS,
@@ -164,9 +102,6 @@ class Runner:
                 row_capacity=config.row_capacity,
                 max_step_tokens=config.max_step_tokens,
                 kv_groups=(KVGroup(config.block_size, blocks_per_row),),
-                position_dims=count_position_dims(model),
-                disable_padded_drafter_batch=not config.padded,
-                merge=config.merge if draft_model is not None else None,
             ),
             device=self.device,
             store=store,
@@ -179,11 +114,9 @@ class Runner:
             max_step_tokens=config.max_step_tokens,
             k=config.ngram.k if config.ngram else 0,
         )
-        self.draft_model = None
-        if draft_model is not None:
-            self.draft_model = DraftModel(draft_model, self.scheduler.k, config.draft_window)
         self.figures = Figures()
-        self._in_flight: deque[ScheduledStep] = deque()
+        self._in_flight: deque[list[Request]] = deque()
+        """The requests of each step whose results the host has not read."""
         self._has_drafts = False
 
     def generate(
@@ -192,19 +125,14 @@ class Runner:
         max_new_tokens: int,
         *,
         stop_token_ids: Iterable[int] = (),
-        request_ids: Iterable[int] | None = None,
         scopes: Iterable[str | Scope | None] | None = None,
-        rope_positions: Iterable[tuple[Int32Array | None, int]] | None = None,
     ) -> list[list[int]]:
         """Returns the continuation of each prompt, including a stop token.
 
         After an error or an interrupt, the runner has no requests, and can be called again.
 
         Args:
-            request_ids: random seeds of the requests are derived from these ids; None: 0, 1, ...
             scopes: with a store, requests share text only within a scope; None: one scope for all.
-            rope_positions: with M-RoPE, `rope_positions` and `rope_delta` of each prompt's
-                `Admission`, as the model's `get_rope_index` computes them; None: texts only.
 
         Raises:
             ValueError: a prompt is empty or too long for a row, or a token id is not an integer or
@@ -215,12 +143,10 @@ class Runner:
         stops = frozenset(check_token_ids("stop_token_ids", stop_token_ids, size))
         if not isinstance(max_new_tokens, int):
             raise ValueError(f"generate: max_new_tokens: expected an int, got {max_new_tokens!r}")
-        ids = range(len(prompts)) if request_ids is None else request_ids
         scope_names = [None] * len(prompts) if scopes is None else scopes
-        rope = [(None, 0)] * len(prompts) if rope_positions is None else rope_positions
         requests = [
-            Request(id, prompt, len(prompt) + max_new_tokens, stops, scope_of(scope), *positions)
-            for id, prompt, scope, positions in zip(ids, token_ids, scope_names, rope, strict=True)
+            Request(i, prompt, len(prompt) + max_new_tokens, stops, scope_of(scope))
+            for i, (prompt, scope) in enumerate(zip(token_ids, scope_names, strict=True))
         ]
         self.scheduler.add(*requests)
         try:
@@ -249,26 +175,29 @@ class Runner:
         if step is None:
             self._reconcile()
             return
-        inputs = self.state.begin_step(step.batch)
-        logits, logit_indices = self._forward(step, inputs)
-        if self.pipeline is None or self.pipeline.is_last:
-            sampled_ids = self._sample(step, inputs, logits, logit_indices)
-        else:
-            shape = len(step.requests), self.state.config.ngram.k + 1
-            sampled_ids = torch.empty(shape, dtype=torch.int32, device=self.device)
-        if self.pipeline is not None:
-            self.pipeline.share_tokens(sampled_ids)
-        drafter = None
-        if self.draft_model is not None:
-            drafter = partial(self.draft_model.draft, self.state, inputs)
-        self.state.end_step(sampled_ids, drafter)
+        batch, requests = step
+        inputs = self.state.begin_step(batch)
+        # At each request's newest token and each of its drafts.
+        logits = self.model.forward(
+            inputs,
+            self.state.block_tables[0],
+            batch.num_scheduled_tokens,
+            copy_to_device(inputs.sample_indices, self.device),
+        )
+        sampled_ids = verify_greedy(
+            logits,
+            inputs.input_ids[copy_to_device(inputs.draft_indices, self.device)],
+            inputs.cu_num_scheduled_drafts,
+            self.state.config.ngram.k,
+        )
+        self.state.end_step(sampled_ids)
         self._has_drafts = self.scheduler.k > 0
-        self._in_flight.append(step)
+        self._in_flight.append(requests)
         self.figures.steps += 1
         while len(self._in_flight) > int(self.config.asynchronous):
             self._reconcile()
 
-    def _schedule(self) -> ScheduledStep | None:
+    def _schedule(self) -> tuple[Batch, list[Request]] | None:
         upper_computed = self.state.upper_num_computed_tokens
         upper_tokens = self.state.upper_num_tokens
         assert upper_computed is not None
@@ -278,59 +207,17 @@ class Runner:
             num_found_drafts = self.state.wait_drafts().num_draft_tokens
         return self.scheduler.schedule(upper_computed, upper_tokens, num_found_drafts)
 
-    def _forward(
-        self, step: ScheduledStep, inputs: StepInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits [L,V] at each request's newest token and each of its drafts, and the flat
-        positions [L] of these tokens."""
-        sample_indices = copy_to_device(inputs.sample_indices, self.device)
-        logits = self.model.forward(
-            inputs,
-            self.state.block_tables[0],
-            step.batch.num_scheduled_tokens,
-            step.upper_seq_lens,
-            sample_indices,
-        )
-        return logits, sample_indices
-
-    def _sample(
-        self,
-        step: ScheduledStep,
-        inputs: StepInputs,
-        logits: torch.Tensor,
-        logit_indices: torch.Tensor,
-    ) -> torch.Tensor:
-        """Returns the [B,k+1] sampled tokens: accepted drafts, the token after them, then -1."""
-        request_ids = np.repeat(
-            [request.id for request in step.requests], step.batch.num_scheduled_drafts + 1
-        )
-        # The token sampled after position p gets position p + 1, which only the device knows.
-        scores = self.config.sampling.compute_scores(
-            logits, copy_to_device(request_ids, self.device), inputs.positions[logit_indices] + 1
-        )
-        return verify_greedy(
-            scores,
-            inputs.input_ids[copy_to_device(inputs.draft_indices, self.device)],
-            inputs.cu_num_scheduled_drafts,
-            self.state.config.ngram.k,
-        )
-
     def _reconcile(self) -> None:
         """Waits for the oldest step in flight and appends its tokens to the requests."""
         result = self.state.reconcile()
-        step = self._in_flight.popleft()
+        requests = self._in_flight.popleft()
         if result.faults:  # only an invalid sampler causes faults
             faults = dict(result.faults)
             raise RuntimeError(f"step {result.step}: invalid sampler results by position: {faults}")
-        for position, request in enumerate(step.requests):
+        for position, request in enumerate(requests):
             count = result.num_sampled[position]
             old_length = len(request.token_ids)
             request.append_sampled(result.sampled_token_ids[position, :count].tolist())
             self.figures.tokens += len(request.token_ids) - old_length
         self.figures.drafts += int(result.num_valid_drafts.sum())
         self.figures.accepted += int(result.num_accepted_drafts.sum())
-        if result.draft_source is not None:
-            is_neural = result.draft_source % 2 == 1
-            self.figures.neural_drafts += int(result.num_valid_drafts[is_neural].sum())
-            self.figures.neural_accepted += int(result.num_accepted_drafts[is_neural].sum())
-        self.figures.preemptions += step.preemptions

@@ -23,7 +23,7 @@ class Request:
     """A prompt, its output and its scheduling state."""
 
     id: int
-    """Selects the random numbers for sampling."""
+    """Names the request in errors."""
     token_ids: list[int]
     """The prompt, followed by the generated tokens that the host knows."""
     max_tokens: int
@@ -31,10 +31,6 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     scope: int = 0
     """With a store: requests share text only within a scope."""
-    rope_positions: Int32Array | None = None
-    """[3,L], with M-RoPE: rotary positions of the first L tokens of the prompt."""
-    rope_delta: int = 0
-    """With M-RoPE: rotary position minus index of all later tokens."""
     num_prompt_tokens: int = 0
     row: int = -1
     """Row in the state, or -1 while the request waits."""
@@ -79,18 +75,6 @@ class ScheduledTokens:
         return self.upper_computed + self.num_tokens >= self.upper_length
 
 
-@dataclass
-class ScheduledStep:
-    """A batch of AsyncSpecState, and what the runner needs in addition."""
-
-    batch: Batch
-    requests: list[Request]
-    upper_seq_lens: Int32Array
-    """[B] upper bounds of each request's computed tokens after the step."""
-    preemptions: int
-    """Number of requests that were preempted to free blocks for the step."""
-
-
 class Scheduler:
     """Manages rows, blocks, and the queues of waiting and running requests."""
 
@@ -115,8 +99,7 @@ class Scheduler:
         """The requests in the order of admission; the last request is preempted first."""
         self.free_rows = list(range(max_rows))[::-1]
         self.free_blocks = list(range(num_blocks))[::-1]
-        self._preemptions = 0
-        """Number of preemptions since the last step."""
+        self.num_preemptions = 0
         self._removed_rows: list[int] = []
 
     def clear(self) -> None:
@@ -125,7 +108,6 @@ class Scheduler:
             self._release_row(request)
         self.waiting.clear()
         self._removed_rows.clear()
-        self._preemptions = 0
 
     @property
     def has_work(self) -> bool:
@@ -149,8 +131,9 @@ class Scheduler:
 
     def schedule(
         self, upper_computed: Int32Array, upper_tokens: Int32Array, num_found: Int32Array | None
-    ) -> ScheduledStep | None:
-        """Returns the next step, or None if every request must wait for a pending step's result.
+    ) -> tuple[Batch, list[Request]] | None:
+        """Returns the next step's batch and its requests, or None if every request must wait for a
+        pending step's result.
 
         Args:
             upper_computed, upper_tokens: [R] the state's upper bounds per row.
@@ -160,9 +143,9 @@ class Scheduler:
         for request in [r for r in self.running if r.finished]:
             self._release_row(request)
         self.waiting = deque(r for r in self.waiting if not r.finished)
-        old_preemptions = self._preemptions
+        old_preemptions = self.num_preemptions
         scheduled, new_blocks = self._schedule_running(upper_computed, upper_tokens, num_found)
-        new = [] if self._preemptions > old_preemptions else self._admit_waiting(scheduled)
+        new = [] if self.num_preemptions > old_preemptions else self._admit_waiting(scheduled)
         if not scheduled:
             return None
         for request in self.running:
@@ -171,7 +154,6 @@ class Scheduler:
             if entry.is_sampling:
                 entry.request.position = position
         removed_rows, self._removed_rows = self._removed_rows, []
-        preemptions, self._preemptions = self._preemptions, 0
         batch = Batch(
             rows=_to_int32_array([entry.request.row for entry in scheduled]),
             num_scheduled_tokens=_to_int32_array([entry.num_tokens for entry in scheduled]),
@@ -180,12 +162,7 @@ class Scheduler:
             new=new,
             new_blocks=(new_blocks,),
         )
-        return ScheduledStep(
-            batch,
-            [entry.request for entry in scheduled],
-            _to_int32_array([entry.upper_computed + entry.num_tokens for entry in scheduled]),
-            preemptions,
-        )
+        return batch, [entry.request for entry in scheduled]
 
     def _schedule_running(
         self, upper_computed: Int32Array, upper_tokens: Int32Array, num_found: Int32Array | None
@@ -241,8 +218,6 @@ class Scheduler:
                     _to_int32_array(request.token_ids),
                     (_to_int32_array(request.blocks),),
                     scope=request.scope,
-                    rope_positions=request.rope_positions,
-                    rope_delta=request.rope_delta,
                 )
             )
             scheduled.append(entry)
@@ -265,7 +240,7 @@ class Scheduler:
         """
         self._release_row(request)
         self.waiting.appendleft(request)
-        self._preemptions += 1
+        self.num_preemptions += 1
 
     def _release_row(self, request: Request) -> None:
         """Frees a request's row and blocks. Both can be reused at once, because the device executes

@@ -1,5 +1,5 @@
 """Deliberate faults of streams, events, waits and buffer lifetimes, all of which the scenarios must
-detect. tools/mutate.py makes faults of other kinds.
+detect.
 """
 
 from __future__ import annotations

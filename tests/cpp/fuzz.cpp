@@ -10,11 +10,18 @@ using namespace ngram_npu::test;
 
 static EventCounts event_counts;
 
-// Prints the counts at the process's end. tools/fuzz.py reads these lines and fails if a count is 0.
+// Checks at the process's end that each event occurred, such as a replaced block. If one did not, the run did not test
+// drafting across it, and fails.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::atexit([] {
+    bool has_all_events = !event_counts.empty();
     for (const auto& [name, count] : event_counts) {
       std::fprintf(stderr, "reached %s: %lld\n", name.data(), static_cast<long long>(count));
+      has_all_events = has_all_events && count > 0;
+    }
+    if (!has_all_events) {
+      std::fprintf(stderr, "fuzz: an event was never reached\n");
+      std::_Exit(1);
     }
   });
   return 0;

@@ -27,7 +27,6 @@ import tiny_model
 import transformers
 import transformers_models as models
 from ngram_npu.engines.transformers import drafting
-from runner import workload
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -418,7 +417,10 @@ def test_later_calls_draft_from_the_store(model: Any) -> None:
     second = model.generate(turn, **options)
     store, pass_counts = NgramStore(8192), []
     for _ in range(2):
-        with drafting(model, workload.NGRAM_BY_COST, store=store), count_passes(model) as passes:
+        with (
+            drafting(model, NgramConfig(k=4, min_draft_probability=0.12), store=store),
+            count_passes(model) as passes,
+        ):
             assert model.generate(PROMPT_IDS, **options).equal(first)
             assert model.generate(turn, **options).equal(second)
         pass_counts.append(len(passes))
@@ -507,10 +509,10 @@ def test_texts_with_drafts_equal_batch_without_drafts(
     monkeypatch.setattr(adapter.NgramCandidates, "get_candidates", record_length)
     # transformers before 5.17 does not speculate after a prompt that ends with the stop token.
     stop = ord("8")
-    prompts = [p for p in workload.make_prompts(120, seed=2) if p[-1] != stop]
+    prompts = [p for p in tiny_model.make_prompts(120, seed=2) if p[-1] != stop]
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": stop}
     prompts = prompts[:num_prompts]
-    batch = model.generate(**workload.pad_left(prompts), **options)
+    batch = model.generate(**tiny_model.pad_left(prompts), **options)
     num_generated = 0
     with drafting(model, NgramConfig(k=4)) as statistics, count_passes(model) as passes:
         for prompt, row in zip(prompts, batch[:, -NEW_TOKENS:], strict=True):
@@ -538,7 +540,7 @@ def test_model_that_quantizes_activations_is_rejected() -> None:
 
 
 def test_default_drafts_end_by_cost(model: Any) -> None:
-    prompts = [torch.tensor([prompt]) for prompt in workload.make_prompts(10, seed=3)]
+    prompts = [torch.tensor([prompt]) for prompt in tiny_model.make_prompts(10, seed=3)]
     with drafting(model) as by_cost:
         for prompt in prompts:
             model.generate(prompt, max_new_tokens=48, do_sample=False)
@@ -565,7 +567,7 @@ def test_candidates_end_before_token_that_ends_output() -> None:
 def test_example_of_guide_runs(model: Any) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.M | re.S)
     (example,) = [block for block in blocks if "engines.transformers" in block]
-    exec(example, {"model": model, "inputs": workload.pad_left(workload.make_prompts(1))})
+    exec(example, {"model": model, "inputs": tiny_model.pad_left(tiny_model.make_prompts(1))})
 
 
 def test_nested_drafting_of_same_model_raises(model: Any) -> None:

@@ -19,6 +19,7 @@ template <class T> struct LocalTensor {
   unsigned long address;
 };
 template <class T> __aicore__ void Duplicate(const LocalTensor<T>& tensor) {
+  static_assert(sizeof(T) == 4);
   vector_dup((__ubuf__ T*)tensor.address);  // an intrinsic, which is not declared
 }
 }
@@ -48,6 +49,7 @@ FAULTS = {
     "cast between address spaces": "auto ub = static_cast<__ubuf__ int32_t*>(data);",
     "method that does not exist": "local.GetValues(0);",
     "exception": "if (value < 0) throw value;",
+    "type that a template rejects": "AscendC::Duplicate(AscendC::LocalTensor<int64_t>{0});",
 }
 
 
@@ -65,28 +67,5 @@ def test_header_check_finds_fault_of_kernel(tmp_path: Path, fault: str) -> None:
     assert "use of undeclared identifier 'vector_dup'" in output
     problems = find_problems(output, str(sources), with_templates=True)
     assert len(problems) == (0 if fault == "none" else 1), output
-
-
-TEMPLATE_ERROR_OUTPUT = """\
-/devkit/impl.h:7:3: error: {}
-  vadd(x);
-/project/csrc/ascendc/slots.h:40:5: note: in instantiation of function 'Add' requested here
-"""
-
-
-@pytest.mark.parametrize(
-    ("output", "count"),
-    [
-        ("/devkit/impl.h:7:3: error: use of undeclared identifier 'vadd'\n", 0),
-        ("/devkit/impl.h:7:3: error: static assertion failed\n", 0),
-        ("/project/csrc/ascendc/a.cpp:7:3: error: no member named 'Maxz'\n", 1),
-        ("/project/csrc/ascendc/a.cpp:7:3: warning: unused\n", 0),
-        (TEMPLATE_ERROR_OUTPUT.format("use of undeclared identifier 'vadd'"), 0),
-        (TEMPLATE_ERROR_OUTPUT.format("static assertion failed: no such conversion"), 1),
-    ],
-)
-def test_header_check_reports_only_errors_of_our_kernels(output: str, count: int) -> None:
-    assert len(find_problems(output, "/project/csrc", with_templates=True)) == count
-    is_in_our_file = output.startswith("/project")
-    num_without_templates = len(find_problems(output, "/project/csrc", with_templates=False))
-    assert num_without_templates == (count if is_in_our_file else 0)
+    num_without_templates = len(find_problems(output, str(sources), with_templates=False))
+    assert num_without_templates == (0 if "template" in fault else len(problems))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from ngram_npu.draft_costs import load_table
@@ -73,35 +70,6 @@ def test_store_drafts_are_counted_by_what_the_second_occurrence_says() -> None:
 def test_sets_have_equal_weight() -> None:
     small, large = make_counts({(5, 1): 100}, 1), make_counts({(5, 1): 1_000_000}, 0)
     assert fit_costs([small, large])[5, 1] == ONE_BIT
-
-
-def test_costs_never_rise_with_the_context() -> None:
-    counts = make_counts({(3, 0): 1000}, 0.5)
-    counts.num_drafted[5, 0], counts.num_accepted[5, 0] = 1000, 250
-    costs = fit_costs([counts])
-    assert costs.shape == SHAPE
-    assert costs[:, 0].tolist() == [2 * ONE_BIT] * 6 + [0] * 4
-    assert fit_costs([make_counts({(0, 2): 1000}, 0)])[0, 2] == fit_draft_costs.MAX_COST
-
-
-def test_table_is_json_with_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = {"coins": [make_coin_request(302)] * 3}
-    monkeypatch.setattr(fit_draft_costs, "load_sets", lambda data: sets)
-    output = tmp_path / "costs.json"
-    arguments = ["--data", str(tmp_path), "--output", str(output), "--part", "even"]
-    assert fit_draft_costs.main(arguments) == 0
-    table = json.loads(output.read_text())
-    assert np.array(table["row"]).shape == SHAPE[:1]
-    assert np.array(table["store"]).shape == SHAPE
-    assert "even conversations of 1 recorded sets (coins): 400 draft tokens" in table["about"]
-
-
-def test_command_without_data_fails(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fit_draft_costs, "find_data", lambda folder: None)
-    assert fit_draft_costs.main([]) == 2
-    assert "--data" in capsys.readouterr().err
 
 
 def test_shipped_table_has_the_expected_form() -> None:

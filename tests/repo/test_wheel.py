@@ -155,6 +155,17 @@ def test_torch_library_raises_value_errors_through_pybind11() -> None:
     assert b"N8pybind1111value_errorE" in (LIBRARIES / "libngram_npu.so").read_bytes()
 
 
+def test_architecture_with_ptx_has_its_own_launch_bounds() -> None:
+    """Only the number of an architecture distinguishes the code for PTX from that for a binary."""
+    text = (ROOT / "CMakeLists.txt").read_text()
+    (architectures,) = re.findall(r'set\(NGRAM_NPU_CUDA_ARCHITECTURES "([^"]+)"', text)
+    (number,) = re.findall(r"(\d+)-virtual", architectures)
+    assert f"{number}-real" not in architectures
+    guard = f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == {number}0\n"
+    lookup = (ROOT / "csrc" / "cuda" / "lookup.cuh").read_text()
+    assert guard + "constexpr int32_t kLookupBlocks = 1;\n#else" in lookup
+
+
 def test_minimum_torch_version_is_the_same_everywhere() -> None:
     major, minor = _library._MINIMUM_TORCH
     assert f'torch = ["torch>={major}.{minor}"]' in (ROOT / "pyproject.toml").read_text()

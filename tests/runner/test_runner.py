@@ -5,27 +5,35 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import NgramConfig, NgramStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
-import transformers
-from runner import workload
-from runner.workload import NEW_TOKENS, SMALL_BATCH, Reference, make_prompts, make_runner
+from tiny_model import STOP_TOKEN, get_model_folder, make_prompts, pad_left
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers_models import make_causal_model
 
-from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, use_paged_attention
+from examples.runner import Request, Runner, RunnerConfig, Scheduler, load
+from examples.runner.paged_model import ATTENTION_NAME
 
+NEW_TOKENS = 32
+SMALL_BATCH = 8
+"""Number of requests in tests that run many times."""
+NGRAM = NgramConfig(min_n=2, max_n=4, k=4)
+NGRAM_BY_COST = NgramConfig(k=4, min_draft_probability=0.12)
 MODES: dict[str, dict[str, Any]] = {
     "none": {"ngram": None},
     "n-grams": {},
-    "by cost": {"ngram": workload.NGRAM_BY_COST},
-    "store": {"ngram": workload.NGRAM_BY_COST, "store": True},
+    "by cost": {"ngram": NGRAM_BY_COST},
+    "store": {"ngram": NGRAM_BY_COST, "store": True},
 }
 QUICK_MODES = (
     *itertools.product(("n-grams", "store"), ("sync", "async"), ("padded", "unpadded")),
@@ -36,6 +44,76 @@ ALL_MODES = [
     pytest.param(*mode, marks=[] if mode in QUICK_MODES else pytest.mark.slow)
     for mode in itertools.product(MODES, ("sync", "async"), ("padded", "unpadded"))
 ]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Texts without speculation, which end at a stop token."""
+
+    texts: list[list[int]]
+    stops: tuple[int, ...]
+
+
+def make_runner(
+    model: PreTrainedModel, *, store: NgramStore | bool = False, **changes: Any
+) -> Runner:
+    """Makes a runner with six rows. Long prompts need several steps. The blocks suffice only for
+    three long requests, so requests are preempted whatever the model generates. With
+    ``store=True``, the runner has a new store."""
+    options: dict[str, Any] = {
+        "ngram": NGRAM,
+        "max_rows": 6,
+        "row_capacity": 160,
+        "block_size": 4,
+        "num_blocks": 64,
+        "max_step_tokens": 48,
+    }
+    shared_store = NgramStore(1 << 14) if store is True else store or None
+    return Runner(model, RunnerConfig(**options | changes), store=shared_store)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _use_one_thread() -> Iterator[None]:
+    """The model is too small for several threads, and other tests run in parallel."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model_folder() -> str:
+    """The folder of the tiny model."""
+    return str(get_model_folder(name="log"))
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: str) -> PreTrainedModel:
+    """The tiny model with paged attention, in float64 so that rounding does not change a token."""
+    return load(model_folder, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def greedy_run(model_folder: str) -> Reference:
+    """Greedy texts of transformers, generated in one left-padded batch.
+
+    The stop token is the rarest token that one of the first `SMALL_BATCH` requests generates before
+    its last token. So it ends at least one request early, but only few, whatever the model learned.
+    """
+    prompts = make_prompts()
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float64)
+    output = model.generate(
+        **pad_left(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=STOP_TOKEN
+    )
+    rows = output[:, max(map(len, prompts)) :].tolist()
+    counts = Counter(token for row in rows[:SMALL_BATCH] for token in row[:-1])
+    del counts[STOP_TOKEN]
+    stops = (STOP_TOKEN, min(counts, key=lambda token: counts[token]))
+    texts = []
+    for row in rows:
+        length = next((i + 1 for i, token in enumerate(row) if token in stops), NEW_TOKENS)
+        texts.append(row[:length])
+    return Reference(texts, stops)
 
 
 @pytest.mark.parametrize(("drafts", "scheduling", "layout"), ALL_MODES)
@@ -51,7 +129,7 @@ def test_greedy_text_equals_transformers(
     texts = runner.generate(make_prompts(), NEW_TOKENS, stop_token_ids=greedy_run.stops)
     assert texts == greedy_run.texts
     figures = runner.figures
-    assert figures.preemptions > 5
+    assert runner.scheduler.num_preemptions > 5
     assert figures.tokens == sum(map(len, greedy_run.texts))
     if drafts == "none":
         assert figures.drafts == 0
@@ -62,36 +140,6 @@ def test_greedy_text_equals_transformers(
         store.check_integrity()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"asynchronous": False, "padded": False}, {}, MODES["by cost"], MODES["store"]],
-    ids=["sync unpadded", "async padded", "async by cost", "async store"],
-)
-def test_sampled_text_with_drafts_equals_text_without_speculation(
-    model: Any, sampled_run: Reference, changes: dict[str, Any]
-) -> None:
-    sampling = Sampling(0.8, seed=7)
-    texts, _ = workload.generate_small_batch(model, sampled_run.stops, sampling=sampling, **changes)
-    assert texts == sampled_run.texts
-
-
-def test_sampled_text_depends_on_request_and_seed_only(model: Any, sampled_run: Reference) -> None:
-    request_ids, prompts = [7, 2, 5], make_prompts()
-    runner = make_runner(model, sampling=Sampling(0.8, seed=7))
-    texts = runner.generate(
-        [prompts[i] for i in request_ids],
-        NEW_TOKENS,
-        stop_token_ids=sampled_run.stops,
-        request_ids=request_ids,
-    )
-    assert texts == [sampled_run.texts[i] for i in request_ids]
-    first, second = runner.generate([prompts[0]] * 2, NEW_TOKENS)
-    assert first != second
-    sampling = Sampling(0.8, seed=8)
-    texts, _ = workload.generate_small_batch(model, sampled_run.stops, sampling=sampling)
-    assert texts != sampled_run.texts
-
-
 def test_store_contains_generated_tokens_only(model: Any, greedy_run: Reference) -> None:
     """Also checks that a runner can generate again after its first call."""
     runner = make_runner(model, store=True, num_blocks=400)
@@ -99,7 +147,7 @@ def test_store_contains_generated_tokens_only(model: Any, greedy_run: Reference)
     for selection in (slice(0, 8), slice(8, 24)):
         texts = runner.generate(make_prompts()[selection], NEW_TOKENS, stop_token_ids=stops)
         assert texts == greedy_run.texts[selection]
-        assert runner.figures.preemptions == 0
+        assert runner.scheduler.num_preemptions == 0
     assert runner.state.store is not None
     generated = [bytes(text) for text in greedy_run.texts]
     for _, text in runner.state.store.texts():
@@ -136,7 +184,7 @@ def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
     runner.scheduler.add(first, second)
     while runner.scheduler.has_work:
         runner.step()
-    assert runner.figures.preemptions == 1
+    assert runner.scheduler.num_preemptions == 1
     assert (len(first.output), len(second.output)) == (1, 4)
 
 
@@ -163,13 +211,20 @@ def test_generate_after_invalid_prompt_equals_transformers(
     assert texts == greedy_run.texts[:SMALL_BATCH]
 
 
-@pytest.mark.parametrize("mode", ["n-grams", "store"])
-@pytest.mark.parametrize("method", ["_schedule", "_forward", "_sample", "_reconcile"])
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        ("scheduler", "schedule"),
+        ("model", "forward"),
+        ("state", "end_step"),
+        ("state", "reconcile"),
+    ],
+)
 def test_generate_after_interrupt_equals_transformers(
-    model: Any, greedy_run: Reference, mode: str, method: str, monkeypatch: pytest.MonkeyPatch
+    model: Any, greedy_run: Reference, part: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = make_runner(model, **MODES[mode])
-    original, calls = getattr(runner, method), []
+    runner = make_runner(model, **MODES["store"])
+    original, calls = getattr(getattr(runner, part), method), []
 
     def interrupt(*args: Any) -> Any:
         calls.append(1)
@@ -177,7 +232,7 @@ def test_generate_after_interrupt_equals_transformers(
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(runner, method, interrupt)
+    monkeypatch.setattr(getattr(runner, part), method, interrupt)
     with pytest.raises(KeyboardInterrupt):
         runner.generate(make_prompts(SMALL_BATCH), NEW_TOKENS, stop_token_ids=greedy_run.stops)
     assert not runner.scheduler.has_work
@@ -199,7 +254,7 @@ def test_scheduler_rejects_request_that_never_fits() -> None:
 
 
 def test_model_without_paged_attention_raises(model_folder: str) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
     with pytest.raises(ValueError, match="model: expected attention 'ngram_npu_paged', got 'sdpa'"):
         Runner(model, RunnerConfig(ngram=NgramConfig()))
 
@@ -229,15 +284,16 @@ def test_text_of_model_family_equals_transformers(family: str) -> None:
     config = RunnerConfig(
         ngram=NgramConfig(min_n=1, k=3), max_rows=4, row_capacity=64, block_size=4
     )
-    with use_paged_attention(model):
-        assert Runner(model, config).generate(prompts, 24) == expected
+    model.set_attn_implementation(ATTENTION_NAME)
+    assert Runner(model, config).generate(prompts, 24) == expected
 
 
 @pytest.mark.parametrize("family", UNSUPPORTED_FAMILIES)
 def test_unsupported_attention_option_raises(family: str) -> None:
     settings, option = UNSUPPORTED_FAMILIES[family]
     model = make_causal_model(f"{family}ForCausalLM", settings)
-    with use_paged_attention(model), pytest.raises(NotImplementedError, match=option):
+    model.set_attn_implementation(ATTENTION_NAME)
+    with pytest.raises(NotImplementedError, match=option):
         Runner(model, RunnerConfig(row_capacity=64)).generate([[3]], 2)
 
 
@@ -256,12 +312,8 @@ class SynchronizationCheck(TorchDispatchMode):
         return op(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize(("temperature", "quality"), [(0.0, None), (0.8, None), (0.0, "good")])
-def test_padded_step_does_not_wait_for_device(
-    model: Any, draft_models: Any, temperature: float, quality: str | None
-) -> None:
-    draft_model = None if quality is None else draft_models[quality]
-    runner = make_runner(model, sampling=Sampling(temperature), draft_model=draft_model)
+def test_padded_step_does_not_wait_for_device(model: Any) -> None:
+    runner = make_runner(model)
     with SynchronizationCheck():
         texts = runner.generate(make_prompts(8), NEW_TOKENS)
     assert all(len(text) == NEW_TOKENS for text in texts)

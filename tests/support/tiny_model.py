@@ -72,6 +72,23 @@ def make_log(rng: random.Random, length: int) -> bytes:
     return "".join(lines).encode()[:length]
 
 
+def make_prompts(count: int = 24, seed: int = 1) -> list[list[int]]:
+    """Returns prompts for the model of logs, of very different lengths."""
+    rng = random.Random(seed)
+    return [list(make_log(rng, rng.randint(1, 90))) for _ in range(count)]
+
+
+def pad_left(prompts: list[list[int]]) -> dict[str, Any]:
+    """Returns the prompts as one batch for transformers."""
+    import torch
+
+    longest = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[0] * (longest - len(p)) + p for p in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]),
+    }
+
+
 def _train_on_python(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -18,9 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ngram_npu import _C, NgramConfig, NgramProposer
+from ngram_npu import NgramConfig, NgramProposer
 
-from tools.bench import lookup, vllm_propose
+from tools.bench import lookup
 from tools.bench.measure import RESULTS, make_parser, write_result
 from tools.bench.recorded import (
     Counts,
@@ -150,13 +150,12 @@ def measure_speed(data: Path | None, rounds: int) -> dict[str, float]:
     values: dict[str, float] = {}
     sets = load_sets(data)
     for size in TIME_GATES:
-        for name, us in vllm_propose.measure(sets, size, rounds).items():
-            values[f"{name} {size}"] = us
-    for instruction_set in {"avx2", _C.instruction_set()}:
-        times = lookup.measure_scans(sets, "128x32k", rounds, instruction_set)
-        for name in ("scan", "scan, vLLM's n-grams"):
-            ratio = round(times["numba"] / times[name], 2)
-            values[f"numba / {name} at 128x32k, {instruction_set}"] = ratio
+        for where in lookup.find_instruction_sets() if size == "128x32k" else ["auto"]:
+            times = lookup.measure_on_cpu(sets, size, rounds, where)
+            for name, us in times.items():
+                values.setdefault(f"{name} {size}", us)  # of the widest instruction set
+                if name in lookup.SETTINGS and size == "128x32k":
+                    values[f"numba / {name} at {size}, {where}"] = round(times["numba"] / us, 2)
     return values
 
 

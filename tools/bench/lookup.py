@@ -2,8 +2,9 @@
 
     python -m tools.bench.lookup [--sizes 128x32k ...] [--device cuda] [--data FOLDER] [--json FILE]
 
-On a CPU, the peer is vLLM's numba code if vLLM is installed, on one thread as vLLM uses it. On a
-GPU, the peer is a sum over the rows, which reads the same memory.
+On a CPU, if vLLM is installed, `propose()` of its V1 runner is timed too, ours and vLLM's numba
+code, on one thread as vLLM uses it. On a GPU, the peer is a sum over the rows, which reads the same
+memory.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ngram_npu import _C, NgramConfig
 
 from tools.bench.measure import make_parser, time_alternately, time_on_device, write_result
 from tools.bench.recorded import Sets, Steps, find_data, load_sets, make_steps
-from tools.bench.vllm_propose import K, make_numba
 
-SIZES = ("1x4k", "128x1k", "128x8k", "128x32k")
+K = 5
+SIZES = ("1x1k", "1x4k", "32x1k", "128x1k", "128x8k", "128x32k")
 SETTINGS: Mapping[str, NgramConfig] = {
     "scan": NgramConfig(k=K),
     "scan, vLLM's n-grams": NgramConfig(
@@ -34,13 +36,15 @@ def find_instruction_sets() -> list[str]:
     return ["avx512", "avx2"] if widest == "avx512" else [widest]
 
 
-def measure_scans(sets: Sets, size: str, rounds: int, instruction_set: str) -> dict[str, float]:
-    """Returns microseconds per step of the whole batch on one thread: the scans, and vLLM's code if
-    it is installed."""
+def measure_on_cpu(sets: Sets, size: str, rounds: int, instruction_set: str) -> dict[str, float]:
+    """Returns microseconds per step of the whole batch on one thread: the scans, and the drafters
+    of the V1 runner if vLLM is installed."""
     _C.set_num_threads(1)
     steps = make_steps(sets, size)
     functions = {name: make_scan(steps, config) for name, config in SETTINGS.items()}
     if importlib.util.find_spec("vllm") is not None:
+        functions["propose"] = make_propose(steps)
+        functions["propose, vLLM's n-grams"] = make_propose(steps, lookup="ngram")
         functions["numba"] = make_numba(steps)
     _C.set_instruction_set(instruction_set)
     try:
@@ -52,6 +56,41 @@ def measure_scans(sets: Sets, size: str, rounds: int, instruction_set: str) -> d
 def make_scan(steps: Steps, config: NgramConfig) -> Callable[[int], Any]:
     arguments = config.lookup_arguments
     return lambda step: _C.ngram_propose(steps.rows, steps.lengths[step], **arguments)
+
+
+def make_propose(steps: Steps, **section: Any) -> Callable[[int], Any]:
+    """Returns a step of our drafter with options of the section "ngram_npu"."""
+    from ngram_npu.engines.vllm import NgramProposer
+
+    propose = NgramProposer(make_vllm_config(steps, **section)).propose
+    return lambda step: propose(steps.sampled[step], steps.lengths[step], steps.rows)
+
+
+def make_numba(steps: Steps) -> Callable[[int], Any]:
+    """Returns a step of vLLM's drafter, which chooses one thread."""
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    propose = NgramProposer(make_vllm_config(steps)).propose
+    return lambda step: propose(K, steps.sampled[step], steps.lengths[step], steps.rows)
+
+
+def make_vllm_config(steps: Steps, **section: Any) -> Any:
+    """Returns the parts of a VllmConfig that drafters of the V1 runner read."""
+    batch, capacity = steps.rows.shape
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            method="ngram",
+            prompt_lookup_min=2,
+            prompt_lookup_max=5,
+            num_speculative_tokens=K,
+        ),
+        model_config=SimpleNamespace(
+            max_model_len=capacity, served_model_name="bench", get_vocab_size=lambda: 32_000
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=batch),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
+        additional_config={"ngram_npu": section},
+    )
 
 
 def measure_on_device(sets: Sets, size: str, rounds: int, device: str) -> dict[str, float]:
@@ -92,7 +131,7 @@ def main(arguments: Sequence[str]) -> None:
     is_cpu = options.device == "cpu"
     for size in options.sizes:
         for where in find_instruction_sets() if is_cpu else [options.device]:
-            measure = measure_scans if is_cpu else measure_on_device
+            measure = measure_on_cpu if is_cpu else measure_on_device
             times = measure(sets, size, options.rounds, where)
             print(f"{size:8} {where:8}", *(f"{name}: {us} us;" for name, us in times.items()))
             results.append({"size": size, "where": where, **times})

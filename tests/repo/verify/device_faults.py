@@ -1,7 +1,7 @@
 """Defines faults of the device kernels' synchronization: barriers, fences, atomics, events, waits.
 
-The twins must detect each fault. ``tools/mutate.py`` makes random faults of single tokens and
-statements; most of these faults are larger, such as a weaker barrier or two exchanged writes.
+The twins must detect each fault. Mutation tools make faults of single tokens and statements; most
+of these faults are larger, such as a weaker barrier or two exchanged writes.
 """
 
 from __future__ import annotations

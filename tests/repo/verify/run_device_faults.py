@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import re
 import resource
@@ -12,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,25 +161,26 @@ def run_ascendc_samples(families: list[str], folder: Path) -> str:
 
 def run_in_child(task: Callable[[], str]) -> str:
     """Returns the task's result or, if a wrong kernel ended the task's process, how it ended."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.alarm(10 * CPU_SECONDS)
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 9))
-            faulthandler.disable()  # some faults are expected to crash
-            os.write(write_end, task()[:4000].encode())
-            status = 0
-        except Exception:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        message = pipe.read().decode(errors="replace")
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status == 1:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def run_task() -> None:
+        signal.alarm(10 * CPU_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 9))
+        faulthandler.disable()  # some faults are expected to crash
+        sender.send(task()[:4000])
+        os._exit(0)  # a fault may have damaged what the exit would use
+
+    process = context.Process(target=run_task)
+    process.start()
+    sender.close()
+    try:
+        message = str(receiver.recv())
+    except EOFError:  # the task has ended the process
+        message = ""
+    process.join()
+    status = process.exitcode or 0
+    if status == 1:  # of an exception, which the process has printed
         raise RuntimeError("the samples could not be run; see above")
     if status > 0:  # a library ended the process, for example because its heap was damaged
         return f"ended with status {status}"

@@ -141,6 +141,9 @@ class Engine:
         self.llm = LLM(str(model), **arguments)
         core = self.llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
         self.batch_queue_size: int = core.batch_queue_size
+        self.num_ranks: int = core.vllm_config.parallel_config.world_size
+        if self.num_ranks > 1:  # the workers are in processes of their own
+            return
         self.worker = core.model_executor.driver_worker.worker
         self.runner = self.worker.model_runner
         name = "speculator" if RUNNER == "v2" else "drafter"
@@ -210,7 +213,8 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             engine = Engine(model, **{**method.make_arguments(model), **options})
             try:
                 assert (engine.batch_queue_size == 2) == method.asynchronous
-                assert engine.uses_ngram_npu == (method.options is not None)
+                if engine.num_ranks == 1:
+                    assert engine.uses_ngram_npu == (method.options is not None)
                 if method.is_adaptive:
                     # Two points (number of tokens, time) each for drafting and for verifying: each
                     # further verified token takes a tenth of the time of the first.

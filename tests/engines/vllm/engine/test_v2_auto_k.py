@@ -55,6 +55,7 @@ class RandomLengths:
         self.verified_lengths.add(length)
 
 
+WORKER = "workers.DelayedWorker"
 NUM_REQUESTS, MAX_TOKENS = 12, 40
 NUM_ABORTED, ABORT_STEPS = 4, 7
 """After every seventh step, a running request is aborted, until four requests are aborted."""
@@ -94,12 +95,20 @@ def _generate_with_aborts(engine: Engine, model: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "name", [n if n == "store" else pytest.param(n, marks=pytest.mark.prove) for n in METHODS]
+    "name",
+    ["two ranks", *(pytest.param(name, marks=pytest.mark.prove) for name in METHODS)],
 )
-def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None:
+def test_text_is_equal_when_draft_lengths_change(
+    model: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: dict[str, Any] = {}
+    if name == "two ranks":  # the processes of the ranks read the environment
+        monkeypatch.setenv("NGRAM_NPU_VLLM", "1")
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        name, arguments = "store", {"tensor_parallel_size": 2, "worker_cls": WORKER}
     with start_engine(model, Method()) as engine:
         expected = engine.generate(_make_prompts(model), make_params(MAX_TOKENS))
-    with start_engine(model, METHODS[name]) as engine:
+    with start_engine(model, METHODS[name], **arguments) as engine:
         scheduler = engine.find_scheduler()
         observer = getattr(scheduler, scheduler_module.ATTRIBUTE).observer
         controller = observer.controller = RandomLengths(observer.controller)
@@ -108,6 +117,9 @@ def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None
         assert texts == [longer[: len(text)] for longer, text in zip(expected, texts, strict=True)]
         assert [len(text) for text in texts].count(MAX_TOKENS) == NUM_REQUESTS - NUM_ABORTED
         preemptions, num_accepted = engine.read_counters()
+        if arguments:
+            first, second = engine.llm.collective_rpc("report_drafts")
+            assert first == second
         assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
             "expected no error in the observer"
         )
@@ -116,7 +128,6 @@ def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None
     assert num_accepted > 50
 
 
-@pytest.mark.prove
 def test_permanent_grammar_request_does_not_prevent_drafts(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
