@@ -77,7 +77,8 @@ class Report:
             ("thread limit", str(self.thread_limit) if self.thread_limit else "none"),
         ]
         for backend in self.backends.values():
-            state = backend.reason or f"{backend.kernels} kernels"
+            kernels = f"{backend.kernels} kernels; ngram_propose and ngram_propose_ share one"
+            state = backend.reason or kernels
             rows.append((f"backend {backend.name}", state))
         for operator in dict.fromkeys(result.operator for result in self.self_test):
             results = [result for result in self.self_test if result.operator == operator]
@@ -137,7 +138,8 @@ def doctor(*, self_test: bool = False, pid: int | None = None) -> Report:
         settings, has_vllm=vllm_version is not None
     )
     feed_state, feed_problems = plugin_settings.check_feed(settings, plugin_state)
-    problems += [*plugin_problems, *feed_problems, *plugin_settings.check_options(settings)]
+    option_problems = plugin_settings.check_options(settings, plugin_state)
+    problems += [*plugin_problems, *feed_problems, *option_problems]
     results = run_self_test() if self_test else []
     wrong = [f"self-test: {r.operator} on {r.device}: {r.problem}" for r in results if r.problem]
     return Report(

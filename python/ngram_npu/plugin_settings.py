@@ -131,9 +131,9 @@ def check_feed(settings: ProcessSettings, plugin_state: str) -> tuple[str | None
     return needs, problems
 
 
-def check_options(settings: ProcessSettings) -> list[str]:
-    """Returns the problems of options, and the variables that are misspelled. Nothing is checked
-    without torch, because there is no plugin then."""
+def check_options(settings: ProcessSettings, plugin_state: str) -> list[str]:
+    """Returns the problems of options, and the variables that are misspelled or have no effect.
+    Nothing is checked without torch, because there is no plugin then."""
     try:
         from ngram_npu.engines.vllm import options
     except Exception:  # the report contains why torch does not import
@@ -149,6 +149,12 @@ def check_options(settings: ProcessSettings) -> list[str]:
         except ValueError as error:
             problems.append(str(error))
     variables = {name: f"{options.PREFIX}{name.upper()}" for name in options.OPTION_TYPES}
+    if plugin_state != "on" and not settings.variables.get(_ENABLE):
+        # The other checks report these two. NGRAM_NPU_VLLM=0 is deliberate.
+        unused = settings.variables.keys() & {*variables.values()} - {_NEURAL, _FEED}
+        if unused:
+            names = ", ".join(sorted(unused))
+            problems.append(f"{names}: no effect, because the plugin is {plugin_state}")
     known = [*_OTHER_VARIABLES, *variables.values()]
     former = (f"{options.PREFIX}{name.upper()}" for name in options.REMOVED_OPTIONS)
     for name in sorted(settings.variables.keys() - {*known, *former}):

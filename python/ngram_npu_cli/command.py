@@ -31,6 +31,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 IMPORT_S = 120
 """Time limit for the import of torch from a slow disk."""
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 COMPLETE_FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 
 
@@ -149,8 +150,9 @@ _REPLAY: tuple[Option, ...] = (
     ("--store", _SWITCH, "draft also from the text of other conversations"),
     _STORE_TOKENS,
     _DRAFTS,
-    ("--compare", {"metavar": "SETTING"}, "replay a second setting, such as 'lookup=ngram k=3 "
-     "store'; what is not named is that of the first"),
+    ("--compare", {"metavar": "SETTING"}, "replay a second setting, in words of 'lookup=L k=K "
+     "store padded trimmed', such as 'lookup=ngram k=3'; what is not named is that of the first, "
+     "so --store applies to both"),
 )  # fmt: skip
 _TUNE: tuple[Option, ...] = (
     *_INPUT,
@@ -159,7 +161,7 @@ _TUNE: tuple[Option, ...] = (
     ("--store", _SWITCH, "a setting with a store may be recommended"),
     _STORE_TOKENS,
     _DRAFTS,
-    ("--plot", _FILE, "draw the speed-ups (needs the extra plot)"),
+    ("--plot", _FILE, "draw the speed-ups, as .png, .svg or .pdf (needs the extra plot)"),
 )  # fmt: skip
 _LEARN: tuple[Option, ...] = (
     *_INPUT,
@@ -249,6 +251,7 @@ def _run_replay(arguments: argparse.Namespace) -> int:
 
     settings = [Setting(arguments.lookup, arguments.k, arguments.store, arguments.drafts)]
     if arguments.compare is not None:
+        settings[0].make_config()  # raises an error that names --lookup or --k
         settings.append(parse_setting(arguments.compare, settings[0]))
     reader, tokenization = _make_reader(arguments), _make_tokenization(arguments)
     report = replay(reader, tokenization, settings, arguments.store_tokens)
@@ -256,12 +259,16 @@ def _run_replay(arguments: argparse.Namespace) -> int:
 
 
 def _run_tune(arguments: argparse.Namespace) -> int:
-    from ngram_npu.errors import import_optional
+    from ngram_npu.errors import InputError, import_optional
     from ngram_npu.output import atomic_output, check_writable
 
     from ngram_npu_cli.tune import format_tune, load_cost, plot_tune, tune
 
     if arguments.plot is not None:
+        if arguments.plot.suffix.lower() not in PLOT_SUFFIXES:
+            raise InputError(
+                f'--plot: expected a name that ends with .png, .svg or .pdf, got "{arguments.plot}"'
+            )
         import_optional("matplotlib", "--plot", "plot")
         check_writable(arguments.plot)
     report = tune(
@@ -323,7 +330,7 @@ COMMANDS = (
     ("replay", _run_replay, _REPLAY, "measure drafts on recorded conversations",
      "The recorded answers take the place of the model's output, so no model is needed."),
     ("tune", _run_tune, _TUNE, "find the best setting, and whether drafting saves time at all",
-     "Replays about ten settings, and weighs the tokens that they yield against the time of "
+     "Replays eleven settings, and weighs the tokens that they yield against the time of "
      "verifying their drafts."),
     ("learn", _run_learn, _LEARN, "fill a store with the answers of logs",
      "Name the newest logs last: a full store overwrites its oldest text. The file contains text "

@@ -15,9 +15,11 @@ from ngram_npu_cli.tokenization import Tokenization, read_requests
 
 @dataclass(frozen=True)
 class LearnReport:
-    """What was read, and what the store holds."""
+    """What was read, and what the store holds. Without a salt field, `num_salts` is 0."""
 
     output: str
+    salt_field: str | None
+    num_salts: int
     num_answers: int
     num_tokens: int
     tokens_held: int
@@ -43,12 +45,14 @@ def learn(
     except ValueError as error:
         raise InputError(str(error)) from error
     num_answers = num_tokens = 0
+    salts = set()
     for conversation, requests in read_requests(reader, tokenization):
         scope = scope_of_request(conversation.salt)
         for request in requests:
             tokens = request.tokens()
             for start, end in request.spans():
                 store.add_text(tokens[start:end], scope)
+                salts.add(conversation.salt)
                 num_answers += 1
                 num_tokens += end - start
     if not num_answers:
@@ -58,6 +62,8 @@ def learn(
     store.save(output)
     return LearnReport(
         str(output),
+        reader.salt_field,
+        len(salts - {None}),
         num_answers,
         num_tokens,
         store.statistics.tokens_held,
@@ -69,11 +75,18 @@ def learn(
 
 def format_learn(report: LearnReport) -> str:
     """Returns a report as text."""
+    readers = 'requests without a salt: the server needs "scope": "shared"'
+    if report.salt_field is not None:
+        plural = "" if report.num_salts == 1 else "s"
+        readers = f"{report.num_salts} salt{plural} (field {report.salt_field})"
     text = (
-        f"{report.output}: {report.num_answers} answers with {report.num_tokens} tokens were read; "
-        f"the store holds {report.tokens_held} of at most {report.capacity} tokens in "
+        f"{report.output}: {report.num_answers} answers with {report.num_tokens} tokens, for "
+        f"{readers}\nThe store holds {report.tokens_held} of at most {report.capacity} tokens in "
         f"{report.file_bytes / 1e6:.1f} MB."
     )
     if report.tokens_held < report.num_tokens:
-        text += "\nThe store is full: its oldest text was overwritten. Use --store-tokens."
+        text += (
+            "\nThe store is full, because each text takes at least 256 tokens: its oldest text was "
+            "overwritten; raise --store-tokens, and store_tokens of the server."
+        )
     return text

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.config import NgramConfig
+from ngram_npu.config import MAX_DRAFT_TOKENS, MAX_NGRAM, NgramConfig
 from ngram_npu.errors import InputError
 from ngram_npu.proposer import NgramProposer
 from ngram_npu.store import NgramStore
@@ -23,6 +23,7 @@ from ngram_npu_cli.tokenization import Int32Array, Tokenization, TokenRequest, r
 
 Int64Array = npt.NDArray[np.int64]
 
+COMPARE_WORDS = "lookup=L k=K store padded trimmed"
 BATCH_SIZE = 32
 """Number of conversations that are replayed together, as by a server."""
 _MIN_PROBABILITY = 0.12
@@ -59,13 +60,17 @@ class Setting:
         elif numbers := re.fullmatch(r"(\d{1,2})-(\d{1,2})", self.lookup):
             bounds = {"min_n": int(numbers[1]), "max_n": int(numbers[2])}
         elif self.lookup != "auto":
-            raise InputError(f"lookup: expected auto, ngram or MIN-MAX, got {self.lookup}")
+            raise InputError(f"--lookup: expected auto, ngram or MIN-MAX, got {self.lookup}")
         elif not self.is_padded:
             bounds = {"min_draft_probability": _MIN_PROBABILITY}
+        if not 1 <= self.k <= MAX_DRAFT_TOKENS:
+            raise InputError(f"--k: expected 1 to {MAX_DRAFT_TOKENS}, got {self.k}")
         try:
             return NgramConfig(k=self.k, **bounds)
         except ValueError as error:
-            raise InputError(str(error)) from error
+            raise InputError(
+                f"--lookup: expected MIN-MAX with 1 <= MIN <= MAX <= {MAX_NGRAM}, got {self.lookup}"
+            ) from error
 
     def __str__(self) -> str:
         parts = [f"lookup={self.lookup}", f"k={self.k}", *(["store"] if self.store else [])]
@@ -73,23 +78,33 @@ class Setting:
 
 
 def parse_setting(text: str, base: Setting) -> Setting:
-    """Returns a setting such as "lookup=ngram k=3 store", with the other values of `base`."""
+    """Returns a setting such as "lookup=ngram k=3 store", with the other values of `base`, which
+    must be valid.
+
+    Raises:
+        InputError: A word is unknown, a value is out of range, or the setting equals `base`.
+    """
     changes: dict[str, Any] = {}
     for word in text.replace(",", " ").split():
-        name, _, value = word.partition("=")
-        if name == "store":
-            changes["store"] = value != "no"
-        elif name in ("padded", "trimmed"):
-            changes["drafts"] = name
+        name, equals, value = word.partition("=")
+        if name in ("store", "padded", "trimmed"):
+            if equals:
+                raise InputError(f'--compare: "{name}" takes no value, got "{word}"')
+            changes |= {"store": True} if name == "store" else {"drafts": name}
         elif name == "lookup":
             changes["lookup"] = value
         elif name == "k" and value.isdecimal():
             changes["k"] = int(value)
         else:
-            raise InputError(
-                f'--compare: expected words of "lookup=LOOKUP k=K store padded", got "{word}"'
-            )
-    return replace(base, **changes)
+            raise InputError(f'--compare: expected words of "{COMPARE_WORDS}", got "{word}"')
+    setting = replace(base, **changes)
+    if setting == base:
+        raise InputError(f'--compare: expected another setting than the first, "{base}"')
+    try:
+        setting.make_config()
+    except InputError as error:
+        raise InputError(f"--compare: {str(error).removeprefix('--')}") from error
+    return setting
 
 
 # Replay

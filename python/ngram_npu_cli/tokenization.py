@@ -275,6 +275,9 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
         return _load_mistral()
     if name == "bytes":
         return Tokenizer(name, lambda text: list(text.encode("utf-8")))
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
+    if is_path and not Path(name).is_dir():
+        raise InputError(f'tokenizer "{name}": there is no such folder')
     transformers = import_optional("transformers", f"tokenizer {name}", "replay")
     transformers.logging.set_verbosity_error()  # no warning about texts longer than the model's
     try:

@@ -1,4 +1,4 @@
-"""Chooses a setting: replays about ten of them in one pass, and weighs the tokens that they yield
+"""Chooses a setting: replays eleven of them in one pass, and weighs the tokens that they yield
 against the time of verifying their drafts."""
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _BATCH_SIZES = (1, 4, 16, 64, 256)
 _MIN_OPENING = 32
 """Characters of a beginning that are enough to recognize a conversation that continues."""
 _MIN_GROUPS = 20
+_STORE_GUIDE = "docs/security.md#text-shared-through-a-store"
 
 
 # Cost
@@ -96,11 +97,26 @@ def load_cost(text: str | None) -> StepTimes:
 
 def _read_times(path: Path) -> dict[int, float]:
     """Reads a JSON object such as {"1": 0.0102, "64": 0.0131}: seconds of a step by tokens."""
-    expected = 'expected seconds by tokens per step, such as {"1": 0.0102, "64": 0.0131}'
+    example = '{"1": 0.0102, "64": 0.0131}'
+    expected = f"expected seconds by tokens per step, such as {example}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise InputError(
+                f"--cost: {path}: expected an object such as {example}, got {type(data).__name__}"
+            )
+        for key in data:
+            if not key.isdecimal():
+                raise InputError(
+                    f'--cost: {path}: expected numbers of tokens as keys, got "{key:.40}"'
+                )
         times = {int(key): float(value) for key, value in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except FileNotFoundError as error:
+        raise InputError(
+            "--cost: expected a number such as 0.05 or a file with step times; there is no file "
+            f'"{path}"'
+        ) from error
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         reason = to_one_line(error)
         raise InputError(f"--cost: {path}: {expected}: {reason:.200}") from error
     is_valid = all(0 < n < 1 << 24 and 1e-9 < s < 1e9 for n, s in times.items())
@@ -387,10 +403,19 @@ def format_tune(report: TuneReport) -> str:
             used = replace(report.choice, k=report.lengths[b])
             if report.lengths[b]:
                 place = "" if any_batch else f" at {b}"
-                gains.append(f"{report.speedups[used][b]:.2f}x{place}")
-        lines = [f"Use {report.choice}: {', '.join(gains)}."]
+                gains.append(f"{report.speedups[used][b]:.2f}x{place} (k={used.k})")
+        # The gains are not those of one row of the table, so the setting is named without its k.
+        name = str(report.choice).replace(f" k={report.choice.k}", "")
+        lines = [f"Use {name} with up to {report.choice.k} draft tokens: {', '.join(gains)}."]
         lines += [f"Do not speculate with {', '.join(off)} requests at once."] if off else []
         lines += ["", f"  {report.format_command()}", ""]
+        if report.choice.store:
+            lines += [
+                'The command is for one tenant. With several tenants, leave "scope" out and set a '
+                "cache_salt for each; the store then helps less than predicted "
+                f"({_STORE_GUIDE}).",
+                "",
+            ]
     width = max(len(str(s)) for s in report.speedups) + 2
     heads = ["any"] if any_batch else batches
     lines.append(f"{'speed-up by requests at once':{width}}" + "".join(f"{h:>8}" for h in heads))
@@ -404,7 +429,7 @@ def format_tune(report: TuneReport) -> str:
     if best.store and not (report.choice and report.choice.store):
         lines.append(
             f"With --store, {best} may be chosen. Requests that share text can detect it by timing "
-            "(docs/guides/operations.md)."
+            f"({_STORE_GUIDE})."
         )
     return "\n".join(lines)
 
@@ -424,4 +449,4 @@ def plot_tune(report: TuneReport, path: Path, image_format: str) -> None:
     axes.set_ylabel("speed-up over no speculation")
     axes.set_title(report.cost.name, fontsize="small")
     axes.legend(fontsize="small")
-    figure.savefig(path, format=image_format or "png")
+    figure.savefig(path, format=image_format)

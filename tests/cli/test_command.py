@@ -15,6 +15,7 @@ import pytest
 from log_samples import ANSWER, SHAPES, USER
 from ngram_npu.store import NgramStore, scope_of_request
 from ngram_npu_cli import command
+from ngram_npu_cli.replay import COMPARE_WORDS
 from ngram_npu_cli.tokenization import load_tokenizer
 from ngram_npu_cli.tune import SETTINGS
 
@@ -58,7 +59,9 @@ def test_learn_saves_the_answers_by_salt(write_jsonl: Any, capsys: Any, tmp_path
     assert (
         run("learn", path, "-o", output, "--salt-field", "salt", "--tokenizer", "mistral-v1") == 0
     )
-    assert "8 answers" in capsys.readouterr().out
+    assert ": 8 answers with " in (out := capsys.readouterr().out)
+    assert " tokens, for 2 salts (field salt)\nThe store holds " in out
+    assert "The store is full" not in out
     store = NgramStore.load(output)
     assert {*store.scopes} == {scope_of_request(salt) for salt in "ab"}
     encode = load_tokenizer().encode
@@ -66,7 +69,15 @@ def test_learn_saves_the_answers_by_salt(write_jsonl: Any, capsys: Any, tmp_path
     assert sorted(text.tolist() for _, text in store.texts()) == expected
     assert store.tokenizer
     assert run("learn", path, "-o", output, "--tokenizer", "bytes") == 0
+    assert 'for requests without a salt: the server needs "scope": "shared"\n' in (
+        capsys.readouterr().out
+    )
     assert {*NgramStore.load(output).scopes} == {0}
+    assert run("learn", path, "-o", output, "--tokenizer", "bytes", "--store-tokens", 1024) == 0
+    assert capsys.readouterr().out.endswith(
+        "The store is full, because each text takes at least 256 tokens: its oldest text was "
+        "overwritten; raise --store-tokens, and store_tokens of the server.\n"
+    )
 
 
 def test_learn_writes_nothing_if_it_fails(write_jsonl: Any, capsys: Any, tmp_path: Path) -> None:
@@ -78,22 +89,41 @@ def test_learn_writes_nothing_if_it_fails(write_jsonl: Any, capsys: Any, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        ["replay", "--demo", "a"],
-        ["replay", "no-such-file"],
-        ["replay", "--demo", "--k", "0"],
-        ["replay", "--demo", "--lookup", "ladder"],
-        ["tune", "--demo", "--cost", "no-file"],
-        ["tune", "--demo", "--plot", "no/such/folder.png"],
-        ["learn", "--demo"],
-        ["measure-cost"],
-        [],
+        ("replay --demo a", "--demo: expected no PATH with it, got a"),
+        ("replay no-such-file", "no-such-file: no such file or directory"),
+        ("replay --demo --k 0", "argument --k: expected a number of at least 1, got 0"),
+        ("replay --demo --k 70", "--k: expected 1 to 64, got 70"),
+        ("replay --demo --k 70 --compare k=3", " --k: expected 1 to 64, got 70"),
+        ("replay --demo --lookup ladder", "--lookup: expected auto, ngram or MIN-MAX, got ladder"),
+        (
+            "replay --demo --lookup 5-2",
+            "--lookup: expected MIN-MAX with 1 <= MIN <= MAX <= 64, got 5-2",
+        ),
+        ("replay --demo --compare k=70", "--compare: k: expected 1 to 64, got 70"),
+        (
+            "tune --demo --cost 5%",
+            "--cost: expected a number such as 0.05 or a file with step times; there is no file "
+            '"5%"',
+        ),
+        (
+            "tune --demo --plot p.xyz",
+            '--plot: expected a name that ends with .png, .svg or .pdf, got "p.xyz"',
+        ),
+        ("tune --demo --plot no/such/folder.png", "no/such/folder.png"),
+        ("learn --demo", "-o"),
+        ("measure-cost", "measure-cost"),
+        ("", "COMMAND"),
     ],
 )
-def test_wrong_arguments_are_one_line_and_exit_code_2(arguments: list[str], capsys: Any) -> None:
-    assert run(*arguments) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("ngram-npu")
+def test_wrong_arguments_are_one_line_and_exit_code_2(
+    arguments: str, message: str, capsys: Any
+) -> None:
+    assert run(*arguments.split()) == 2
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last_line.startswith("ngram-npu")
+    assert message in last_line
 
 
 def test_pipe_on_stdin_is_read(capsys: Any, monkeypatch: Any) -> None:
@@ -109,10 +139,19 @@ def test_pipe_on_stdin_is_read(capsys: Any, monkeypatch: Any) -> None:
 def test_help_imports_neither_numpy_nor_the_library() -> None:
     code = (
         "import sys; from ngram_npu_cli.command import main; main(['--help'])\n"
-        "main(['tune', '-h'])\n"
+        "main(['tune', '-h']); main(['replay', '-h'])\n"
         "assert not {'numpy', 'torch', 'ngram_npu', 'tqdm'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    output = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "400"},
+    ).stdout
+    assert len(SETTINGS) == 11
+    assert "Replays eleven settings" in output
+    assert COMPARE_WORDS in output
 
 
 def test_interrupt_prints_what_was_measured(capsys: Any, monkeypatch: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from log_samples import (
     write_container,
 )
 from ngram_npu.errors import InputError
+from ngram_npu_cli.logs import mapping
 from ngram_npu_cli.logs.mapping import PRESETS
 from ngram_npu_cli.logs.reader import LogReader
 from ngram_npu_cli.tokenization import Tokenization
@@ -111,6 +114,7 @@ def test_failed_requests_are_skipped_with_a_reason(write_jsonl: Any) -> None:
         ("prompt=a, answer=c[0]", {"a": json.dumps(MESSAGES[:1]), "c": [ANSWER]}),
         ("prompt=x[?role]", {"x": [*MESSAGES, {"note": 1}]}),
         ("keep=ok, prompt=q, answer=a", {"ok": True, "q": USER, "a": ANSWER}),
+        ('prompt=a, answer=b."c, d=e"', {"a": USER, "b": {"c, d=e": ANSWER}}),
     ],
 )
 def test_mapping_selects_fields(text: str, record: Any, write_jsonl: Any) -> None:
@@ -136,10 +140,34 @@ def test_conversation_that_may_lack_a_row_is_refused(bad: Any, write_jsonl: Any)
         list(reader)
 
 
-@pytest.mark.parametrize("text", ["prompt", "prompt=a[", "question=a", "prompt=a, prompt=b", "x"])
-def test_wrong_mapping_is_an_error_before_reading(text: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--map"):
+UNKNOWN_FIELD = 'unknown field "answers"; did you mean "answer"? (prompt, answer, '
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(("prompt", "expected FIELD=EXPRESSION"), ("x", "expected FIELD=EXPRESSION")),
+        ("prompt=a, prompt=b", "expected FIELD=EXPRESSION"),
+        ("prompt=a[", '"a[" is not JMESPath'),
+        *(("question=a", 'unknown field "question"'), ("answers=b, prompt=a", UNKNOWN_FIELD)),
+        ('prompt=join(`", b=c"`, a), answers=b', UNKNOWN_FIELD),
+    ],
+)
+def test_wrong_mapping_is_an_error_before_reading(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"--map: {re.escape(message)}"):
         read(tmp_path / "missing", map=text)
+
+
+def test_missing_jmespath_names_the_format_after_wrong_fields(
+    write_jsonl: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "jmespath", None)
+    mapping._find_preset.cache_clear()
+    path = write_jsonl(*PRESET_RECORDS["claude-code"])
+    with pytest.raises(InputError, match="the format claude-code needs jmespath: pip install"):
+        read(path)
+    with pytest.raises(InputError, match=re.escape(UNKNOWN_FIELD)):
+        read(path, map="prompt=a, answers=b")
 
 
 def test_failing_expression_skips_the_record(write_jsonl: Any) -> None:
@@ -204,10 +232,14 @@ def test_custom_id_that_occurs_twice_is_refused(write_jsonl: Any) -> None:
 
 
 def test_salt_field_is_read_and_a_record_without_it_is_skipped(write_jsonl: Any) -> None:
-    lines = [PAIR | {"user": {"salt": "ann"}}, PAIR | {"user": {}}, PAIR | {"user": {"salt": "bo"}}]
+    salts = [{"salt": "ann"}, {}, {"salt": 7}, {"salt": "bo"}]
+    lines = [PAIR | {"user": user} for user in salts]
     reader = LogReader([write_jsonl(*lines)], salt_field="user.salt")
     assert [conversation.salt for conversation in reader] == ["ann", "bo"]
-    assert "1 of 3 records" in reader.list_notes()[0]
+    (note,) = reader.list_notes()
+    assert note.startswith("2 of 4 records")
+    assert ':2: the record has no salt field "user.salt"' in note
+    assert ':3: the salt field "user.salt" is not a text' in note
 
 
 # Files
@@ -257,16 +289,17 @@ BAD_FILES = [
     ("a.csv", b"prompt,completion\n\xff,b\n", "not CSV"),
     ("a.csv", b'prompt,completion\n"a,b\n', "not CSV"),
     ("a.csv", b"prompt,completion\na,b,c\n", "3 values for 2 columns"),
+    ("a.csv", b"prompt,completion\na,\n", "a.csv:2: the answer is empty"),
 ]
 
 
 def test_bad_file_does_not_end_a_folder(tmp_path: Path) -> None:
-    write_container(tmp_path, [PAIR], "jsonl")
+    write_container(tmp_path, [PAIR, PAIR], "jsonl")
     for number, (name, content, _) in enumerate(BAD_FILES):
         (tmp_path / f"{number}{name}").write_bytes(content)
     (tmp_path / ".hidden.jsonl").write_text(json.dumps(PAIR))
     reader = LogReader([tmp_path])
-    assert len(list(reader)) == 1
+    assert len(list(reader)) == 2
     assert len(reader.list_notes()) == 2
     assert f"and {len(BAD_FILES) - 1} other files" in reader.list_notes()[1]
 

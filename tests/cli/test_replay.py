@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -116,18 +117,21 @@ def test_report_compares_two_settings(write_jsonl: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("text", "message"),
     [
-        (Setting("ladder"), "lookup: expected auto, ngram or MIN-MAX"),
-        (Setting("5-2"), "min_n"),
-        (Setting(k=65), "k: expected 1 to 64"),
+        ("n=3", 'expected words of "lookup=L k=K store padded trimmed", got "n=3"'),
+        ("store=false", '"store" takes no value, got "store=false"'),
+        ("trimmed=1", '"trimmed" takes no value, got "trimmed=1"'),
+        ("lookup=ladder", "lookup: expected auto, ngram or MIN-MAX, got ladder"),
+        ("lookup=1-65", "lookup: expected MIN-MAX with 1 <= MIN <= MAX <= 64, got 1-65"),
+        ("k=65", "k: expected 1 to 64, got 65"),
+        ("", 'expected another setting than the first, "lookup=auto k=5"'),
+        ("padded k=5", 'expected another setting than the first, "lookup=auto k=5"'),
     ],
 )
-def test_wrong_setting_is_an_error(setting: Setting, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        setting.make_config()
-    with pytest.raises(InputError, match="expected words"):
-        parse_setting("lookup=auto n=3", setting)
+def test_wrong_second_setting_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"^--compare: {re.escape(message)}$"):
+        parse_setting(text, Setting())
 
 
 def test_trimmed_drafts_end_as_in_the_plugin() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,12 @@ def test_rejecting_template_and_wrong_text_are_errors_of_the_record() -> None:
     surrogate = make_conversation(([{"role": "user", "content": "\ud800"}], MESSAGES[1]))
     with pytest.raises(RecordError, match="surrogate"):
         Tokenization("bytes").tokenize(surrogate)
+
+
+def test_missing_folder_is_reported_before_a_missing_package(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r'^tokenizer "/no/such": there is no such folder$'):
+        load_tokenizer("/no/such")
 
 
 @pytest.mark.parametrize("name", ["no-such", "org/model", "."])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from ngram_npu_cli.tune import (
     SETTINGS,
     Counts,
     StepTimes,
+    TuneReport,
     choose,
     find_opening,
     format_tune,
@@ -97,7 +100,15 @@ def test_command_has_the_largest_length_of_its_table(write_jsonl: Any) -> None:
     assert table[0][0] == 1
     assert table[-1][:2] == [65, 256]
     text = format_tune(report)
-    assert text.startswith("Use lookup=")
+    first_line = text.partition("\n")[0]
+    longest = speculative["num_speculative_tokens"]
+    assert f" with up to {longest} draft tokens: " in first_line
+    gains = re.findall(r"([\d.]+)x at (\d+) \(k=(\d+)\)", first_line)
+    assert gains == [
+        (f"{report.speedups[replace(report.choice, k=k)][batch]:.2f}", str(batch), str(k))
+        for batch, k in report.lengths.items()
+        if k
+    ]
     assert "\nK to use" in text
     assert text.count("TOO FEW") == 0
 
@@ -136,7 +147,15 @@ def test_store_is_chosen_only_if_allowed() -> None:
     halves = [(make_counts(t, 5), make_counts(t, 5)) for t in (1.5, 2.0)]
     counts = dict(zip(settings, halves, strict=True))
     cost = StepTimes("c", share=0.01)
-    assert [choose(counts, cost, allowed)[0] for allowed in (False, True)] == list(settings)
+    for allowed, expected in zip((False, True), settings, strict=True):
+        choice, lengths = choose(counts, cost, allowed)
+        assert choice == expected
+        speedups = {s: {1: 1.5} for s in settings}
+        text = format_tune(TuneReport(cost, speedups, lengths, choice, "", []))
+        assert text.startswith(f"Use lookup=auto{' store' * allowed} with up to 5 draft tokens: ")
+        assert ('several tenants, leave "scope" out and set a cache_salt for each' in text) == (
+            allowed
+        )
 
 
 def test_speedup_weighs_tokens_against_the_time_of_a_step() -> None:
@@ -176,19 +195,26 @@ def test_interrupt_compares_the_settings_that_were_replayed(
     assert "Interrupted: 3 settings were replayed." in format_tune(report)
 
 
+WRONG_STEP_TIMES = [
+    *("", "{}", "[" * 100_000, '{"1": 1}', '{"2": 1, "3": 2}', '{"0": 1, "1": 1}'),
+    *('{"1": 1, "' + "9" * 5000 + '": 1}', '{"1": 1, "2": ' + "9" * 400 + "}"),
+    *(f'{{"1": {value}, "2": 1}}' for value in ("1e308", "NaN", '"x"', "[1]", "-1")),
+]
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        *("", "[]", "{}", "[" * 100_000, '{"1": 1}', '{"2": 1, "3": 2}', '{"0": 1, "1": 1}'),
-        *('{"1": 1, "' + "9" * 5000 + '": 1}', '{"1": 1, "2": ' + "9" * 400 + "}"),
-        *(f'{{"1": {value}, "2": 1}}' for value in ("1e308", "NaN", '"x"', "[1]", "-1")),
+        ("[]", r"expected an object such as \{.*\}, got list"),
+        ('{"1": 1, "x": 1}', 'expected numbers of tokens as keys, got "x"'),
+        *((content, "expected seconds by tokens per step") for content in WRONG_STEP_TIMES),
     ],
 )
-def test_wrong_file_of_step_times_is_an_error(content: str, tmp_path: Path) -> None:
+def test_wrong_file_of_step_times_is_an_error(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "cost.json").write_text(content)
-    with pytest.raises(InputError, match="--cost: "):
+    with pytest.raises(InputError, match=f"--cost: .*cost.json: {message}"):
         load_cost(str(tmp_path / "cost.json"))
-    with pytest.raises(InputError, match="--cost: "):
+    with pytest.raises(InputError, match="--cost: expected 0 to 10, got 12"):
         load_cost("12")
 
 

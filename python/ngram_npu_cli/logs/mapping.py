@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from ngram_npu.errors import InputError, RecordError, import_optional, to_one_line
+from ngram_npu.errors import InputError, RecordError, import_optional, suggest_similar, to_one_line
 
 from ngram_npu_cli.logs.values import Record, decode_json, get_only, is_empty, list_keys
 
@@ -79,6 +79,9 @@ _TEXT_KEYS = (
 )
 """Other keys that may be a part of a prompt or of an answer. A record with one is refused."""
 
+_QUOTED = re.compile(r"`(?:\\.|[^`\\])*`|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
+_FIELD_INSIDE = re.compile(r",\s*(\w+)\s*=(?!=)")
+
 Expression = Callable[[Any], Any]
 
 
@@ -102,6 +105,7 @@ def _find_preset(keys: tuple[str, ...]) -> str | None:
         groups = row.split()
         required = all({*group.split("|")} & {*keys} for group in groups if group[0] != "-")
         if required and not any(group[1:] in keys for group in groups if group[0] == "-"):
+            import_optional("jmespath", f"the format {name.removesuffix('-notes')}", "logs")
             return name
     return None
 
@@ -123,6 +127,8 @@ def _find_usual_fields(record: Record) -> Mapping[str, Any]:
         fields["answer"] = record if key == "choices" else answer
     if "custom_id" in record:  # a part of a batch, or both parts
         fields["custom_id"] = record["custom_id"]
+    elif not key and "prompt" in fields and {*_ANSWER_KEYS} & record.keys():
+        fields["answer"] = ""
     if not {"prompt", "answer"} & fields.keys():
         raise RecordError(describe_unknown(record))
     for key in _TEXT_KEYS:
@@ -147,6 +153,12 @@ def parse_map(text: str) -> Mapping[str, Expression]:
     texts: dict[str, str] = {}
     for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
         field, _, expression = (word.strip() for word in part.partition("="))
+        unknown = [field] if field.isidentifier() and field not in FIELDS and expression else []
+        # Outside of quotes, JMESPath has no single "=".
+        unknown += _FIELD_INSIDE.findall(_QUOTED.sub("", expression))
+        if unknown:
+            hint = suggest_similar(unknown[0], FIELDS).replace("'", '"')
+            raise InputError(f'--map: unknown field "{unknown[0]}"{hint} ({", ".join(FIELDS)})')
         if not expression or field not in FIELDS or field in texts:
             raise InputError(
                 f"--map: expected FIELD=EXPRESSION, ... with the fields {', '.join(FIELDS)}, each "

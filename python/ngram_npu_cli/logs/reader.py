@@ -203,6 +203,8 @@ class LogReader:
         if self._salt is None:
             return None
         salt = self._salt(record)
+        if salt is None:
+            raise RecordError(f'the record has no salt field "{self.salt_field}"')
         if not isinstance(salt, str) or not salt:
             raise RecordError(f'the salt field "{self.salt_field}" is not a text')
         return salt

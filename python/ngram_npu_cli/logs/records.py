@@ -63,6 +63,8 @@ def make_conversations(fields: Fields, where: str) -> list[Conversation]:
     request = _read_request(fields)
     answer = fields.get("answer")
     if answer is None or answer in ("", [], {}):  # empty JSON as text is an answer
+        if answer is not None and not _has_answer(request.messages):
+            raise RecordError("the answer is empty")
         return [Conversation(make_turns(request.messages), where, request.tools)]
     conversations = []
     for message, ids, prompt_ids in parse_answers(answer, may_be_json=request.is_structured):
