@@ -225,7 +225,7 @@ prove: setup $(VENV)/.installed twins $(BUILD)/torch-next/.ready
 	$(PYTEST) -m "slow and prove" --ignore tests/engines/vllm
 	PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(BUILD)/proof/async-proof.json
 	$(call build,cpp,,store_test) && NGRAM_NPU_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/store_test
-	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
+	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins
 	$(MAKE) test-sanitizers FUZZ_SECONDS=3600
 	$(MAKE) test-vllm VLLM=0.33.0 VLLM_TESTS=
 	$(VLLM_VENV)/bin/python -m tools.bench.gates --json $(BUILD)/proof/gates.json

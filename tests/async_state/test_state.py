@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramStore
-from ngram_npu.async_state import AsyncSpecState, Batch, KVGroup, NewBlocks
-from ngram_npu.async_state.device import make_device
+from ngram_npu import NgramStore, _library
+from ngram_npu.async_state import AsyncSpecState, Batch, CpuDevice, KVGroup, NewBlocks
 
 from async_state import admit_row, make_batch, make_samples, make_small_state, to_ints
 
@@ -20,6 +19,7 @@ from async_state import admit_row, make_batch, make_samples, make_small_state, t
 @pytest.mark.parametrize(
     "changes",
     [
+        {"ngram": {"k": 3}},
         {"max_rows": 0},
         {"max_rows": 1.5},
         {"row_capacity": 0},
@@ -58,13 +58,24 @@ def test_largest_block_size_and_slot_are_supported() -> None:
     assert inputs.slot_mappings[0][:5].tolist() == [*range(2**30, 2**30 + 4), 2**40]
 
 
-def test_unknown_device_and_store_on_another_device_raise() -> None:
-    with pytest.raises(ValueError, match="expected cpu, cuda or npu, got meta"):
-        make_device("meta")
+def test_invalid_device_or_store_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "backends", lambda: {"cuda": _library.Backend("cuda", 0, "why")})
     store = NgramStore(512)
     store._device = torch.device("cuda", 0)
-    with pytest.raises(ValueError, match="store: expected a store on cpu, got one on cuda:0"):
-        AsyncSpecState(make_small_state().config, store=store)
+    invalid_arguments: list[tuple[dict[str, Any], str]] = [
+        ({"device": "foo"}, "device: expected cpu, cuda or npu, got foo"),
+        ({"device": torch.device("meta")}, "device: expected cpu, cuda or npu, got meta"),
+        ({"device": "cuda:0"}, "device: expected a device with a usable backend, got cuda:0: why"),
+        ({"store": True}, "store: expected an NgramStore, got bool"),
+        ({"store": store}, "store: expected a store on cpu, got one on cuda:0"),
+    ]
+    for arguments, message in invalid_arguments:
+        runtime = None if "device" in arguments else CpuDevice()
+        with pytest.raises(ValueError, match=f"AsyncSpecState: {message}"):
+            AsyncSpecState(make_small_state(CpuDevice()).config, runtime=runtime, **arguments)
+    monkeypatch.setattr(_library, "has_kernel", lambda op, device: False)
+    with pytest.raises(ValueError, match=r"NgramStore: device: expected .*, got cuda: why"):
+        NgramStore(512, device="cuda")
 
 
 # Steps.
@@ -125,10 +136,15 @@ def test_calls_in_wrong_order_raise() -> None:
     state.begin_step(make_batch([0], [1], [0]))
     with pytest.raises(RuntimeError, match="end_step has not been called"):
         state.begin_step(make_batch([0], [1], [0]))
+    state.reconcile()
+    with pytest.raises(RuntimeError, match="reconcile: step 1 has not ended; call end_step first"):
+        state.reconcile()
     with pytest.raises(RuntimeError, match="wait_drafts"):
         state.wait_drafts()
     state.end_step(make_samples([1]))
-    with pytest.raises(RuntimeError, match="step 0 must be reconciled"):
+    state.begin_step(make_batch([0], [1], [0]))
+    state.end_step(make_samples([1]))
+    with pytest.raises(RuntimeError, match="step 1 must be reconciled"):
         state.begin_step(make_batch([0], [1], [0]))
 
 
@@ -160,9 +176,20 @@ INVALID_BATCHES: dict[str, tuple[Any, str]] = {
     "lengths differ": (make_batch([0, 1], [1], [0, 0]), "equal lengths"),
     # Scheduled tokens and drafts.
     "no tokens scheduled": (make_batch([0], [0], [0]), "num_scheduled_tokens: expected 1 to 1"),
-    "more than known": (make_batch([1], [3], [0]), "num_scheduled_tokens: expected 1 to 2"),
-    "too many drafts": (make_batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2"),
-    "drafts in a prompt": (make_batch([1], [3], [1]), "if the request did not sample"),
+    "more than known": (
+        make_batch([1], [3], [0]),
+        "num_scheduled_tokens: expected 1 to 2 (known tokens that are not computed), got 3",
+    ),
+    "too many drafts": (make_batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2, got 3"),
+    "negative drafts": (make_batch([0], [1], [-1]), "num_scheduled_drafts: expected 0 to 2"),
+    "drafts in a prompt": (
+        make_batch([1], [3], [1]),
+        "expected 0, got 1 at batch position 0: the request did not sample in the last step",
+    ),
+    "drafts not in the number of tokens": (
+        make_batch([0], [1], [2]),
+        "num_scheduled_tokens: expected 3 (the uncomputed token and 2 drafts), got 1",
+    ),
     # Removals and moves.
     "removed twice": (_edit_batch(removed=to_ints(1, 1)), "removed: expected each row once"),
     "removed free row": (_edit_batch(removed=to_ints(2)), "removed: expected live rows"),
@@ -200,18 +227,21 @@ INVALID_BATCHES: dict[str, tuple[Any, str]] = {
         _append_blocks(to_ints(0), to_ints(-2)),
         "new_blocks: block_ids: expected ids >= 0, got -2",
     ),
-    "too many blocks": (_append_blocks(to_ints(0, 0), to_ints(5, 6)), "3 blocks per row, got 4"),
+    "too many blocks": (
+        _append_blocks(to_ints(0, 0), to_ints(5, 6)),
+        "at most 3 blocks in row 0 (KVGroup.max_blocks of KV group 0), got 4",
+    ),
     "admitted with too many blocks": (
         _admit_to_row_2(block_ids=(to_ints(1, 2, 3, 4),)),
-        "at most 3 blocks per row",
+        "at most 3 blocks in row 2 (KVGroup.max_blocks of KV group 0), got 4",
     ),
     "admitted with too few blocks": (
         make_batch([2], [5], [0], new=[admit_row(2, 5, block_ids=(to_ints(9),))]),
-        "KV group 0 for up to 5 tokens at batch position 0 (block_size 4, cp_world 1), got 1",
+        "2 blocks of KV group 0 in row 2 for 5 tokens (block_size 4, cp_world 1), got 1",
     ),
     "admitted with empty blocks": (
         make_batch([0, 2], [1, 1], [0, 0], new=[admit_row(2, block_ids=([],))]),
-        "KV group 0 for up to 1 tokens at batch position 1 (block_size 4, cp_world 1), got 0",
+        "1 blocks of KV group 0 in row 2 for 1 tokens (block_size 4, cp_world 1), got 0",
     ),
     # Types.
     "no batch": (None, "batch: expected a Batch, got NoneType"),
@@ -268,7 +298,7 @@ def test_step_beyond_max_step_tokens_or_row_capacity_raises() -> None:
     state = make_small_state(max_step_tokens=5)
     with pytest.raises(ValueError, match="at most 5 together, got 8"):
         state.begin_step(make_batch([0, 1], [4, 4], [0, 0], new=[admit_row(0), admit_row(1)]))
-    with pytest.raises(ValueError, match="at most 12 tokens"):
+    with pytest.raises(ValueError, match=r"at most 11 computed tokens .*, got 12"):
         make_small_state().begin_step(make_batch([0], [12], [0], new=[admit_row(0, 12)]))
 
 
@@ -307,7 +337,7 @@ def test_decoding_request_needs_blocks_for_all_drafts() -> None:
     state.begin_step(make_batch([0], [4], [0], new=[admit_row(0, block_ids=blocks)]))
     state.end_step(make_samples(5))
     contents = _copy_contents(state)
-    with pytest.raises(ValueError, match="KV group 1 for up to 7 tokens"):
+    with pytest.raises(ValueError, match="2 blocks of KV group 1 in row 0 for 7 tokens"):
         state.begin_step(make_batch([0], [3], [2]))
     assert _copy_contents(state) == contents
     new_blocks = (NewBlocks(), NewBlocks(to_ints(0), to_ints(1)))
@@ -318,7 +348,7 @@ def test_step_without_a_block_for_its_last_draft_raises() -> None:
     state = make_small_state(kv_groups=(KVGroup(3, 3),))
     state.begin_step(make_batch([0], [4], [0], new=[admit_row(0)]))
     state.end_step(make_samples(5))
-    with pytest.raises(ValueError, match="KV group 0 for up to 7 tokens"):
+    with pytest.raises(ValueError, match="3 blocks of KV group 0 in row 0 for 7 tokens"):
         state.begin_step(make_batch([0], [3], [2]))
     state.begin_step(make_batch([0], [2], [1]))
 

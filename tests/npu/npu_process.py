@@ -50,12 +50,7 @@ class Npu:
 def make_npu(folder: Path) -> Npu:
     package = BUILD / "launch" / "ngram_npu"
     torch_npu = BUILD / "torch-npu"
-    for path in (
-        *(package / name for name in LIBRARIES),
-        torch_npu / "torch_npu",
-        NEXT_TORCH,
-        NEXT_CANN,
-    ):
+    for path in (*(package / name for name in LIBRARIES), torch_npu / "torch_npu"):
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; run `make test-slow`")
     shutil.copytree(Path(ngram_npu.__file__).parent, folder / "ngram_npu")

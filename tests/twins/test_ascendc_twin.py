@@ -13,7 +13,7 @@ from ops.specs.store import new_store
 from store_steps import append_text, assert_equal, check_ranks, generate_steps, propose_drafts
 
 TWIN = next(b for b in TWIN_BACKENDS if b.name == "ascendc_twin")
-RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "20000"))
+RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "3000"))
 """Number of steps of the slow test with two ranks; `make prove` runs more steps."""
 
 

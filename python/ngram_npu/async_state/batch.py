@@ -24,16 +24,31 @@ _EMPTY.flags.writeable = False
 _EMPTY_PAIRS = _EMPTY.reshape(0, 2)
 
 
+# The API reference prints the names of these functions as default values.
+def _no_values() -> IntArray:
+    return _EMPTY
+
+
+def _no_pairs() -> IntArray:
+    return _EMPTY_PAIRS
+
+
 @dataclass(frozen=True)
 class KVGroup:
-    """One group of KV caches that share a block table."""
+    """One group of KV caches that share a block table.
+
+    Attributes:
+        block_size: Number of tokens per block of the attention kernel.
+        max_blocks: Maximum number of blocks per row: the width NB of the block table. A row never
+            has more tokens than fit in `max_blocks` blocks of each group, even if
+            ``AsyncConfig.row_capacity`` is larger.
+        blocks_per_kv_block: Kernel blocks per block of the block manager; `block_ids` are ids of
+            kernel blocks.
+    """
 
     block_size: int
-    """Number of tokens per block of the attention kernel."""
     max_blocks: int
-    """Maximum number of blocks per row: the width NB of the block table."""
     blocks_per_kv_block: int = 1
-    """Kernel blocks per block of the block manager; `block_ids` are ids of kernel blocks."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +58,19 @@ class MergeConfig:
     N-gram drafts are used where their expected number of accepted tokens exceeds the number that
     the neural drafter has achieved on the request.
 
+    Attributes:
+        min_match_len: Minimum match length in tokens; n-gram drafts of a shorter match are not
+            used.
+        min_accepted: Minimum expected number of accepted tokens of an n-gram draft, 0 to 32767.
+        extend: Whether n-gram drafts that begin with the neural draft may extend it.
+
     Raises:
         ValueError: A value is out of its range; the message names it.
     """
 
     min_match_len: int = 1
-    """Minimum match length in tokens; n-gram drafts of a shorter match are not used."""
     min_accepted: float = 0.0
-    """Minimum expected number of accepted tokens of an n-gram draft, 0 to 32767."""
     extend: bool = False
-    """Whether n-gram drafts that begin with the neural draft may extend it."""
 
     def __post_init__(self) -> None:
         length = self.min_match_len
@@ -69,41 +87,51 @@ class MergeConfig:
 class AsyncConfig:
     """Sizes and modes of an :class:`AsyncSpecState`, which allocates all memory once.
 
+    Attributes:
+        ngram: Lookup and draft settings.
+        max_rows: R, maximum number of concurrent requests.
+        row_capacity: S, maximum number of tokens per request. No step may exceed it.
+        max_step_tokens: Maximum number of tokens per step, over all its requests.
+        kv_groups: The groups of KV caches, at least one.
+        merge: How n-gram drafts are merged with neural drafts. Each end_step then requires a neural
+            drafter (default: no merging).
+        disable_padded_drafter_batch: Whether the rejected tokens are removed from the neural
+            drafter's batch (``prepare_inputs``) instead of being kept and skipped
+            (``prepare_inputs_padded``). The option has vLLM's name.
+        pad_token: Input token for a scheduled draft that the lookup did not find; verified like any
+            draft.
+        pad_slot: KV slot of a token that this rank does not store; a value of `slot_dtype`.
+        slot_dtype: dtype of `StepInputs.slot_mappings`, ``"int32"`` or ``"int64"``.
+        position_dims: D, number of dimensions of rotary positions: 3 for models with M-RoPE.
+        cp_world: Number of context-parallel ranks (``compute_slot_mapping_``).
+        cp_rank: Context-parallel rank of this process, 0 to cp_world-1.
+        cp_interleave: Number of consecutive positions on the same rank. With several ranks, it must
+            divide each KV group's block_size * blocks_per_kv_block.
+
     Raises:
         ValueError: A value is out of its range; the message names it.
     """
 
     ngram: NgramConfig
     max_rows: int
-    """R, maximum number of concurrent requests."""
     row_capacity: int
-    """S, maximum number of tokens per request. No step may exceed it."""
     max_step_tokens: int
-    """Maximum number of tokens per step, over all its requests."""
     kv_groups: tuple[KVGroup, ...]
-    """At least one."""
     merge: MergeConfig | None = None
-    """How n-gram drafts are merged with neural drafts. Each end_step then requires a neural drafter
-    (default: no merging)."""
     disable_padded_drafter_batch: bool = False
-    """Whether the rejected tokens are removed from the neural drafter's batch (``prepare_inputs``)
-    instead of being kept and skipped (``prepare_inputs_padded``). The option has vLLM's name."""
     pad_token: int = 0
-    """Input token for a scheduled draft that the lookup did not find; verified like any draft."""
     pad_slot: int = -1
-    """KV slot of a token that this rank does not store; a value of `slot_dtype`."""
     slot_dtype: Literal["int32", "int64"] = "int64"
     position_dims: int = 1
-    """D, number of dimensions of rotary positions: 3 for models with M-RoPE."""
     cp_world: int = 1
-    """Number of context-parallel ranks (``compute_slot_mapping_``)."""
     cp_rank: int = 0
-    """Context-parallel rank of this process, 0 to cp_world-1."""
     cp_interleave: int = 1
-    """Number of consecutive positions on the same rank. With several ranks, it must divide each KV
-    group's block_size * blocks_per_kv_block."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ngram, NgramConfig):
+            raise ValueError(
+                f"AsyncConfig: ngram: expected an NgramConfig, got {type(self.ngram).__name__}"
+            )
         names = "max_rows", "row_capacity", "max_step_tokens", "position_dims"
         for name in (*names, "cp_world", "cp_interleave"):
             self._check_range(name, 1, _INT32_MAX)
@@ -150,24 +178,30 @@ class AsyncConfig:
 
 @dataclass(frozen=True)
 class Admission:
-    """A request that enters a row: a new request, or one that resumes after preemption."""
+    """A request that enters a row: a new request, or one that resumes after preemption.
+
+    Attributes:
+        row: 0 to R-1; must be free after the batch's `removed` and `moves`.
+        token_ids: [T], the tokens known to the host: the prompt and the tokens generated so far.
+        block_ids: [M] for each KV group: ids of the request's kernel blocks, in order.
+        num_computed_tokens: Number of tokens with keys and values in these blocks (prefix cache),
+            below T.
+        scope: With a store, requests share text only within a scope. Pass
+            :func:`ngram_npu.scope_of` of a name, or ``ngram_npu.PRIVATE_SCOPE`` to share with
+            nobody (default: the scope of all requests without a name).
+        rope_positions: [D,L], L at most T: rotary positions of the first L tokens, those of a
+            prompt with images. Requires ``AsyncConfig.position_dims`` above 1 (default: L = 0).
+        rope_delta: Rotary position minus index, for all tokens from index L on
+            (`mrope_position_delta`).
+    """
 
     row: int
-    """0 to R-1; must be free after the batch's `removed` and `moves`."""
     token_ids: IntArray
-    """[T], the tokens known to the host: the prompt and the tokens generated so far."""
     block_ids: tuple[IntArray, ...]
-    """The request's blocks in each KV group."""
     num_computed_tokens: int = 0
-    """Number of tokens with keys and values in these blocks (prefix cache), below T."""
     scope: int = 0
-    """With a store: requests share text only within a scope (:func:`ngram_npu.scope_of`). -1
-    (``PRIVATE_SCOPE``): the request shares with nobody."""
     rope_positions: IntArray | None = None
-    """[D,L], L at most T: rotary positions of the first L tokens, those of a prompt with images.
-    Requires ``AsyncConfig.position_dims`` above 1 (default: L = 0)."""
     rope_delta: int = 0
-    """Rotary position minus index, for all tokens from index L on (`mrope_position_delta`)."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +209,14 @@ class NewBlocks:
     """Blocks appended to rows of one KV group: row `rows[j]` gets `block_ids[j]`, in order.
 
     begin_step rejects a step if a request has too few blocks for its tokens.
+
+    Attributes:
+        rows: [N], rows; a row may occur more than once.
+        block_ids: [N], ids of kernel blocks.
     """
 
-    rows: IntArray = field(default_factory=lambda: _EMPTY)
-    """[N], rows; a row may occur more than once."""
-    block_ids: IntArray = field(default_factory=lambda: _EMPTY)
-    """[N], ids of kernel blocks."""
+    rows: IntArray = field(default_factory=_no_values)
+    block_ids: IntArray = field(default_factory=_no_values)
 
 
 @dataclass(frozen=True)
@@ -189,27 +225,33 @@ class Batch:
 
     The changes of rows are applied in the order `removed`, `moves`, `new` and `resumed`,
     `new_blocks`. Then the step runs on `rows`.
+
+    Attributes:
+        rows: [B], the row at each batch position, in any order, without duplicates. A runner that
+            keeps its requests in batch order (vLLM's V1) passes `arange(B)` and `moves`. A runner
+            that maps positions to rows (V2) passes this mapping.
+        num_scheduled_tokens: [B], number of tokens of each request in this step, including drafts;
+            at least 1.
+        num_scheduled_drafts: [B], how many of these tokens are drafts of the last step: 0 to k, and
+            0 unless the request sampled in the last step. If the lookup found fewer drafts, they
+            are padded. To schedule only existing drafts, see :meth:`AsyncSpecState.wait_drafts`.
+        removed: [F], rows of finished and preempted requests. Other requests may enter these rows
+            and use their blocks in the same batch.
+        moves: [N,2], pairs (from, to) of rows, applied simultaneously; any permutation is allowed.
+            Moves relabel rows and copy no data.
+        new: Requests that enter rows.
+        resumed: Requests that enter rows after preemption. They are treated like `new`.
+        new_blocks: One element per KV group, or empty.
     """
 
     rows: IntArray
-    """[B], the row at each batch position, without duplicates. A runner that keeps its requests in
-    batch order (vLLM's V1) passes `arange(B)` and `moves`. A runner that maps positions to rows
-    (V2) passes this mapping."""
     num_scheduled_tokens: IntArray
-    """[B], number of tokens of each request in this step, including drafts; at least 1."""
     num_scheduled_drafts: IntArray
-    """[B], how many of these tokens are drafts of the last step: 0 to k, and 0 unless the request
-    sampled in the last step. If the lookup found fewer drafts, they are padded. To schedule only
-    existing drafts, see :meth:`AsyncSpecState.wait_drafts`."""
-    removed: IntArray = field(default_factory=lambda: _EMPTY)
-    """[F], rows of finished and preempted requests."""
-    moves: IntArray = field(default_factory=lambda: _EMPTY_PAIRS)
-    """[N,2], pairs (from, to) of rows, applied simultaneously; any permutation is allowed. Moves
-    relabel rows and copy no data."""
+    removed: IntArray = field(default_factory=_no_values)
+    moves: IntArray = field(default_factory=_no_pairs)
     new: Sequence[Admission] = ()
     resumed: Sequence[Admission] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
-    """One element per KV group, or empty."""
 
 
 def check_types(batch: Batch, num_groups: int) -> None:

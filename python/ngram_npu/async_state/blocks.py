@@ -51,13 +51,12 @@ class BlockTable:
                 for admission in changes.admissions
             ]
             admitted = blocks, num_blocks[changes.admitted]
-            counts = [*map(len, blocks)]
-            self._check_block_count(max(counts))
             num_blocks = num_blocks.copy()
-            num_blocks[changes.admitted] = counts
+            num_blocks[changes.admitted] = [*map(len, blocks)]
         if batch.new_blocks and len(batch.new_blocks[self._index].rows):
             new = batch.new_blocks[self._index]
             appended, num_blocks = self._plan_appends(new, changes.slot_of, num_blocks)
+        self._check_block_counts(num_blocks, changes.slot_of)
         self._check_capacity(step, num_blocks)
         return BlockChanges(num_blocks, admitted, appended)
 
@@ -80,30 +79,34 @@ class BlockTable:
             ordered = slots[order]
             cells = cells[order] + np.arange(len(slots)) - ordered.searchsorted(ordered)
             blocks = blocks[order]
-        num_blocks = num_blocks + num_new_blocks
-        self._check_block_count(int(num_blocks.max()))
-        return (cells, blocks), num_blocks
+        return (cells, blocks), num_blocks + num_new_blocks
 
     def commit(self, changes: BlockChanges) -> None:
         self._num_blocks = changes.num_blocks
 
-    def _check_block_count(self, count: int) -> None:
-        if count > self._max_blocks:
+    def _check_block_counts(self, num_blocks: Int64Array, slot_of: Int64Array) -> None:
+        if num_blocks is self._num_blocks:
+            return
+        slot = int(num_blocks.argmax())
+        if num_blocks[slot] > self._max_blocks:
+            row = int((slot_of == slot).argmax())
             raise ValueError(
-                f"block_ids: expected at most {self._max_blocks} blocks per row, got {count}"
+                f"block_ids: expected at most {self._max_blocks} blocks in row {row} "
+                f"(KVGroup.max_blocks of KV group {self._index}), got {num_blocks[slot]}"
             )
 
     def _check_capacity(self, step: Step, num_blocks: Int64Array) -> None:
         capacity = num_blocks.take(step.slots) * self._block_size
         num_tokens = step.host_num_computed + step.num_scheduled_tokens
-        has_too_few_blocks = self._count_stored_tokens(num_tokens) > capacity
+        num_stored = self._count_stored_tokens(num_tokens)
+        has_too_few_blocks = num_stored > capacity
         if np.count_nonzero(has_too_few_blocks):
             i = int(has_too_few_blocks.argmax())
+            expected = -(-int(num_stored[i]) // self._block_size)
             raise ValueError(
-                f"new_blocks: expected blocks of KV group {self._index} for up to "
-                f"{num_tokens[i]} tokens at batch "
-                f"position {i} (block_size {self._block_size}, cp_world {self._config.cp_world}), "
-                f"got {num_blocks[step.slots[i]]}"
+                f"block_ids, new_blocks: expected {expected} blocks of KV group {self._index} in "
+                f"row {step.rows[i]} for {num_tokens[i]} tokens (block_size {self._block_size}, "
+                f"cp_world {self._config.cp_world}), got {num_blocks[step.slots[i]]}"
             )
 
     def _count_stored_tokens(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.integer[Any]]:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ngram_npu import _library
+
 Stream = Literal["main", "side"]
 """`main` is the stream of the model, which is current when a method is called. `side` is for copies
 to the host that must not delay the main stream."""
@@ -103,14 +105,20 @@ def make_device(device: str | torch.device) -> Device:
     """Returns the Device for a torch device.
 
     Raises:
-        ValueError: The device is not cpu, cuda or npu.
+        ValueError: The device is not cpu, cuda or npu, or its backend cannot run.
     """
+    # Without torch_npu, torch.device does not know the name npu.
+    device_type = device.partition(":")[0] if isinstance(device, str) else device.type
+    backend = _library.backends().get(device_type)
+    if backend is None:
+        raise ValueError(f"AsyncSpecState: device: expected cpu, cuda or npu, got {device}")
+    if backend.reason:
+        raise ValueError(
+            f"AsyncSpecState: device: expected a device with a usable backend, got {device}: "
+            f"{backend.reason}"
+        )
     torch_device = torch.device(device)
-    if torch_device.type == "cpu":
-        return CpuDevice()
-    if torch_device.type in ("cuda", "npu"):
-        return StreamDevice(torch_device)
-    raise ValueError(f"AsyncSpecState: device: expected cpu, cuda or npu, got {torch_device}")
+    return CpuDevice() if torch_device.type == "cpu" else StreamDevice(torch_device)
 
 
 class HostBuffer:

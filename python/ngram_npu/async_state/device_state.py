@@ -129,6 +129,10 @@ class DeviceState:
         self._costs.copy_tables(self.token_ids.device, self._copy_to_device)
         self.store = store
         if store is not None:
+            if not isinstance(store, NgramStore):
+                raise ValueError(
+                    f"AsyncSpecState: store: expected an NgramStore, got {type(store).__name__}"
+                )
             device_type = self.token_ids.device.type
             if store.device.partition(":")[0] != device_type:
                 raise ValueError(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ngram_npu._C as _C
-from ngram_npu.async_state.batch import Admission, Batch, IntArray
+from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, IntArray
 from ngram_npu.async_state.upload import CHUNK_ITEMS, Int32Array, Int64Array, Rows, count_chunks
 from ngram_npu.store import PRIVATE_SCOPE
 
@@ -79,11 +79,12 @@ class HostState:
     exact as of the last reconciled step.
     """
 
-    def __init__(self, max_rows: int, capacity: int, max_drafts: int, max_step_tokens: int) -> None:
-        self.max_rows = max_rows
-        self.capacity = capacity
-        self._max_drafts = max_drafts
-        self._max_step_tokens = max_step_tokens
+    def __init__(self, config: AsyncConfig) -> None:
+        self.max_rows = max_rows = config.max_rows
+        self.capacity = capacity = config.row_capacity
+        self._max_drafts = max_drafts = config.ngram.k
+        self._max_step_tokens = config.max_step_tokens
+        self._vocab_size = config.ngram.vocab_size_or_unlimited
         self.slot_of = np.full(max_rows, -1, np.int64)
         self.upper_computed = np.zeros(max_rows, np.int32)
         self.upper_tokens = np.zeros(max_rows, np.int32)
@@ -245,17 +246,29 @@ class HostState:
             return
         if has_bad_drafts.any():
             i = int(has_bad_drafts.argmax())
+            if not 0 <= drafts[i] <= self._max_drafts:
+                raise ValueError(
+                    f"num_scheduled_drafts: expected 0 to {self._max_drafts}, got {drafts[i]} at "
+                    f"batch position {i}"
+                )
+            if previous[i] < 0:
+                raise ValueError(
+                    f"num_scheduled_drafts: expected 0, got {drafts[i]} at batch position {i}: "
+                    "the request did not sample in the last step"
+                )
             raise ValueError(
-                f"num_scheduled_drafts: expected 0 to {self._max_drafts}, got {drafts[i]} (of "
-                f"{scheduled[i]} scheduled tokens) at batch position {i}. Drafts must follow the "
-                "request's single uncomputed token; schedule 0 drafts if the request did not "
-                "sample in the last step."
+                f"num_scheduled_tokens: expected {num_known[i] + drafts[i]} (the uncomputed token "
+                f"and {drafts[i]} drafts), got {scheduled[i]} at batch position {i}"
             )
         i = int(is_too_long.argmax())
+        if not 1 <= uncomputed[i] <= num_known[i]:
+            raise ValueError(
+                f"num_scheduled_tokens: expected 1 to {num_known[i]} (known tokens that are not "
+                f"computed), got {scheduled[i]} at batch position {i}"
+            )
         raise ValueError(
-            f"num_scheduled_tokens: expected 1 to {num_known[i]} tokens plus drafts, with at most "
-            f"{self.capacity} tokens in the row afterwards, got {scheduled[i]} with {drafts[i]} "
-            f"drafts at batch position {i}"
+            f"num_scheduled_tokens: expected at most {self.capacity - 1} computed tokens after the "
+            f"step (AsyncConfig.row_capacity - 1), got {computed_after[i]} at batch position {i}"
         )
 
     def commit(self, changes: RowChanges, step: Step, rows: Rows) -> None:
@@ -355,8 +368,9 @@ class HostState:
             if is_bad[i] and key not in self._faults:
                 limit, has_left = int(step.sampled_up_to[i]), key[1] != self._generation[key[0]]
                 self._faults[key] = _Fault(
-                    f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens of step "
-                    f"{step.number} at batch position {i}, got {num_sampled[i]}",
+                    f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens (ids 0 "
+                    f"to {self._vocab_size - 1}) of step {step.number} at batch position {i}, got "
+                    f"{num_sampled[i]}",
                     self._newest_step - 1 if has_left else math.inf,
                 )
             if key in self._faults:

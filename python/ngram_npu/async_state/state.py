@@ -88,7 +88,8 @@ class AsyncSpecState:
                 slots are used.
 
         Raises:
-            ValueError: The device is unknown, or the store is on another device.
+            ValueError: The device is not cpu, cuda or npu, or its backend cannot run; or `store` is
+                not a store on the device.
         """
         self.config = config
         self._device = make_device(device) if runtime is None else runtime
@@ -110,9 +111,7 @@ class AsyncSpecState:
 
     def _make_host_state(self) -> tuple[HostState, list[BlockTable], RopeOffsets]:
         config = self.config
-        host_state = HostState(
-            config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
-        )
+        host_state = HostState(config)
         first = self._device_state.upload.first_blocks
         tables = [BlockTable(config, i, first[i]) for i in range(len(first))]
         return host_state, tables, RopeOffsets(config)
@@ -440,7 +439,12 @@ class AsyncSpecState:
         """
         self._require_usable("reconcile")
         if not self._pending_steps:
-            raise RuntimeError("reconcile: all ended steps are already reconciled")
+            begun = self._begun_step
+            raise RuntimeError(
+                "reconcile: all ended steps are already reconciled"
+                if begun is None
+                else f"reconcile: step {begun.number} has not ended; call end_step first"
+            )
         step = self._pending_steps[0]
         with self._record_failure():
             counts, tokens = self._count_downloads[step.number % 2].finish()

@@ -662,11 +662,16 @@ def _make_memory(device: Any) -> tuple[Memory, Any]:
         return HostMemory(), None
     import torch
 
-    torch_device = torch.device(device)
-    if not _library.has_kernel("store_append_", torch_device.type):
+    # Without torch_npu, torch.device does not know the name npu.
+    is_name = isinstance(device, str)
+    device_type = device.partition(":")[0] if is_name else torch.device(device).type
+    if not _library.has_kernel("store_append_", device_type):
+        backend = _library.backends().get(device_type)
         raise ValueError(
-            f"NgramStore: device: expected a device with kernels of the store, got {torch_device}"
+            "NgramStore: device: expected a device with kernels of the store, got "
+            f"{device}" + (f": {backend.reason}" if backend and backend.reason else "")
         )
+    torch_device = torch.device(device)
     return DeviceMemory(torch_device), torch_device
 
 

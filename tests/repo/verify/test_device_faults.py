@@ -14,8 +14,6 @@ from repo.verify.device_faults import (
 from repo.verify.run_device_faults import detect_ascendc_fault, detect_cuda_fault, find_cuda_source
 from twins import ROOT
 
-MODES = ("fast", "resident", "hooks")  # of the CUDA twin (docs/design/kernels.md)
-
 
 def test_parse_faults_reads_one_line_and_multi_line_faults() -> None:
     """The format: ``@ file mode op``, then per fault ``description: old => new`` or its lines."""
@@ -72,8 +70,7 @@ def test_ascendc_kernel_without_fault_passes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("op", sorted({fault.op for fault in CUDA_FAULTS}))
+@pytest.mark.parametrize(("op", "mode"), sorted({(f.op, f.mode) for f in CUDA_FAULTS}))
 def test_cuda_kernel_without_fault_passes(op: str, mode: str) -> None:
     # A fault with equal texts changes nothing.
     entry, file = f"ngram_npu_cuda_{op}(", find_cuda_source(op, ROOT / "csrc").relative_to(ROOT)
