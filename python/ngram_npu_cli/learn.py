@@ -86,7 +86,7 @@ def format_learn(report: LearnReport) -> str:
     )
     if report.tokens_held < report.num_tokens:
         text += (
-            "\nThe store is full, because each text takes at least 256 tokens: its oldest text was "
+            "\nThe store is full (each text takes at least 256 tokens): its oldest text was "
             "overwritten; raise --store-tokens, and store_tokens of the server."
         )
     return text

@@ -75,7 +75,7 @@ def test_learn_saves_the_answers_by_salt(write_jsonl: Any, capsys: Any, tmp_path
     assert {*NgramStore.load(output).scopes} == {0}
     assert run("learn", path, "-o", output, "--tokenizer", "bytes", "--store-tokens", 1024) == 0
     assert capsys.readouterr().out.endswith(
-        "The store is full, because each text takes at least 256 tokens: its oldest text was "
+        "The store is full (each text takes at least 256 tokens): its oldest text was "
         "overwritten; raise --store-tokens, and store_tokens of the server.\n"
     )
 
