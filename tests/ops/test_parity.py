@@ -18,7 +18,6 @@ from backends import (
     Backend,
     as_arrays,
     call_numpy,
-    call_torch,
 )
 from ngram_npu import _C
 from ops.guard_pages import make_guarding_backend
@@ -33,13 +32,14 @@ from ops.specs import OPSPECS, OpSpec, find_base
 
 SANITIZED_VERSION = os.environ.get("NGRAM_NPU_EXPECT_VERSION")
 SPECS = list(OPSPECS.values())
-# The front ends call the same kernels, so numpy suffices for most runs of other instruction sets.
-SLOW = [
-    backend
-    for backend in BACKENDS
-    if backend.call is call_torch and backend.instruction_set != _C.instruction_set()
-]
+QUICK_INSTRUCTION_SETS = (_C.instruction_set(), "auto")
 NUMPY_BACKENDS = [backend for backend in BACKENDS if backend.call is call_numpy]
+
+
+def _is_slow(backend: Backend) -> bool:
+    """The front ends call the same kernels, so numpy without guard pages suffices for most runs of
+    other instruction sets."""
+    return backend.instruction_set not in QUICK_INSTRUCTION_SETS and backend.call is not call_numpy
 
 
 def _list_backends(spec: OpSpec) -> list[Backend]:
@@ -59,7 +59,7 @@ def _list_backends(spec: OpSpec) -> list[Backend]:
             spec,
             backend,
             id=f"{spec.name}-{backend.name}",
-            marks=pytest.mark.slow if backend in SLOW else (),
+            marks=pytest.mark.slow if _is_slow(backend) else (),
         )
         for spec in SPECS
         for backend in _list_backends(spec)
