@@ -287,7 +287,6 @@ def test_stand_ins_of_events_equal_vllms_classes() -> None:
 
 def _serve(server: Server, prompt: list[int], salt: str) -> tuple[list[int], float]:
     """Returns the answer, which fills the last block, and its number of tokens per step."""
-    # Without the penalty, the tiny model repeats itself, and requests draft from their own text.
     extra_args = {"repetition_penalty": 1.3, "cache_salt": salt}
     names = "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"
     before = server.read_metrics()
@@ -297,11 +296,25 @@ def _serve(server: Server, prompt: list[int], salt: str) -> tuple[list[int], flo
     return answer, 1 + accepted / steps
 
 
+def _find_answer_without_repetitions(
+    server: Server, ids: list[int], starts: Iterator[int]
+) -> tuple[list[int], list[int], float]:
+    """Returns a prompt, its answer, and the answer's number of tokens per step. If the tiny model
+    repeats itself, requests draft from their own text as well as from that of others."""
+    for start in starts:
+        prompt = ids[start : start + 40]
+        answer, tokens_per_step = _serve(server, prompt, f"cold {start}")
+        if tokens_per_step < 3:
+            return prompt, answer, tokens_per_step
+    raise AssertionError("expected an answer without repetitions, got none")
+
+
 def test_server_drafts_text_of_publisher_that_restarts(
     model: Path, replica: Replica, server: Server
 ) -> None:
     ids = encode_corpus(model, 10_000)
     _wait_for_metrics(server, lambda m: m.get("ngram_npu_feed_publishers") == 1)
+    starts = iter(range(0, 9000, 577))
     num_tokens = 0
     for run in range(2):
         if run == 1:
@@ -309,8 +322,7 @@ def test_server_drafts_text_of_publisher_that_restarts(
             _wait_for_metrics(server, lambda m: m["ngram_npu_feed_publishers"] == 0)
             replica.start()
             _wait_for_metrics(server, lambda m: m["ngram_npu_feed_publishers"] == 1)
-        prompt = ids[577 * run : 577 * run + 40]
-        expected, cold = _serve(server, prompt, f"cold {run}")
+        prompt, expected, cold = _find_answer_without_repetitions(server, ids, starts)
         filler = ids[-TEXT_TOKENS:][: TEXT_TOKENS - len(prompt) - len(expected)]
         replica.generate(filler + prompt, expected, "fed")
         num_tokens += TEXT_TOKENS
