@@ -56,7 +56,7 @@ class RandomLengths:
 
 
 WORKER = "workers.DelayedWorker"
-NUM_REQUESTS, MAX_TOKENS = 12, 40
+NUM_REQUESTS, MAX_TOKENS = 8, 40
 NUM_ABORTED, ABORT_STEPS = 4, 7
 """After every seventh step, a running request is aborted, until four requests are aborted."""
 
