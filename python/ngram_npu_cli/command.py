@@ -66,7 +66,7 @@ def _run(argv: Sequence[str]) -> int:
         # By default, torch imports torch_npu, which may end the process. The doctor tests this.
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         if "ngram_npu" not in sys.modules and (reason := _explain_abort()):
-            print_error(reason)
+            print_error(f"error: {reason}")
             return EXIT_FAILED
     from ngram_npu.errors import InputError
 
@@ -320,9 +320,9 @@ def _explain_abort() -> str:
         return f"import ngram_npu (and torch) takes more than {IMPORT_S} s"
     if child.returncode >= 0:
         return ""
-    last_line = "".join(child.stderr.splitlines()[-1:])
     name = signal.Signals(-child.returncode).name
-    return f"import ngram_npu (and torch) ends the process with {name}: {last_line}"
+    end = f"import ngram_npu (and torch) ends the process with {name}"
+    return ": ".join([end, *child.stderr.splitlines()[-1:]])
 
 
 COMMANDS: tuple[tuple[str, Callable[[argparse.Namespace], int], tuple[Option, ...], str, str], ...]

@@ -281,7 +281,10 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> Tokenizer:
     transformers = import_optional("transformers", f"tokenizer {name}", "replay")
     transformers.logging.set_verbosity_error()  # no warning about texts longer than the model's
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, local_files_only=True)
+        # Otherwise transformers asks whether to execute code from the folder.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            name, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # a file may be damaged in any way
         raise InputError(
             f'tokenizer "{name}": expected {DEFAULT_TOKENIZER}, bytes, or a folder or a model in '

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,3 +135,20 @@ def test_missing_folder_is_reported_before_a_missing_package(monkeypatch: Any) -
 def test_missing_tokenizer_is_an_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected mistral-v1, bytes, or a folder or a model"):
         load_tokenizer(str(tmp_path) if name == "." else name)
+
+
+def test_code_in_the_folder_of_a_tokenizer_is_not_executed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, transformers asks, and executes the code if the answer is y."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    executed = tmp_path / "executed"
+    (tmp_path / "own.py").write_text(f"open({str(executed)!r}, 'w')\nclass Own: ...\n")
+    with contextlib.suppress(InputError):
+        load_tokenizer(str(tmp_path))
+    assert not executed.exists()

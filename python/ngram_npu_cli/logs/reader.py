@@ -154,6 +154,7 @@ class LogReader:
             session = session if isinstance(session, str) else json.dumps(session, default=str)
             salt = self._find_salt(value)
         except RecursionError:
+            self._damaged_files.add(str(file))
             self.skip(RecordError(f"{where}: nested too deeply"))
         except OtherKindError as error:
             self.skip(error)
