@@ -188,7 +188,7 @@ def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     report = json.loads((tmp_path / "npu-run.json").read_text())
     doctor, parity, _ = report["stages"]
-    assert f"backend npu          {len(KERNEL_OPS)} kernels\n" in doctor["output"]
+    assert f"backend npu          {len(KERNEL_OPS)} kernels;" in doctor["output"]
     assert report["bench"]["machine"]["npu"]["name"] == "Ascend910B3"
     assert re.search(rf"\n{len(OPSPECS)} passed", parity["output"])
     assert [result["size"] for result in report["bench"]["results"]] == list(SIZES)
