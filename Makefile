@@ -84,7 +84,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/ngram-npu replay --demo
 	@echo
 	@echo "tokens/step is the number of tokens per forward pass of a model that would write these files; without drafts it is 1."
-	@echo "drafted/step is the number of draft tokens that each pass verifies, and drafting is the time of the drafter in a step."
+	@echo "drafted/step is the number of draft tokens that each pass verifies, and us/call is the time of the drafter in a step."
 
 CXX_FILES = git ls-files '*.h' '*.cpp' '*.cu' '*.cuh'
 lint: setup

@@ -121,12 +121,12 @@ def doctor(*, self_test: bool = False, pid: int | None = None) -> Report:
     instruction_set = _C.instruction_set()
     requested = os.environ.get("NGRAM_NPU_INSTRUCTION_SET")
     problems = []
-    if requested in (None, "auto", instruction_set):
+    if pid is not None or requested in (None, "auto", instruction_set):
         requested = None
     else:
         problems = [f"NGRAM_NPU_INSTRUCTION_SET={requested}: {instruction_set} is in use"]
     if abort_reason := _library.explain_torch_npu_abort():
-        if cuda is not None:
+        if cuda is not None and "ends the process" in abort_reason:
             abort_reason += (
                 f". This torch is built for CUDA {cuda}: install a CPU build of the torch release "
                 "that torch_npu requires"

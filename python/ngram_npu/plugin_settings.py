@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,11 @@ class ProcessSettings:
     additional_config: Any = None
     """The parsed argument ``--additional-config``; None: there is none."""
 
+    @property
+    def has_section(self) -> bool:
+        """Whether ``--additional-config`` has options of the plugin."""
+        return isinstance(self.additional_config, Mapping) and PLUGIN in self.additional_config
+
     def list_variables(self) -> dict[str, str]:
         """Returns the variables that affect ngram_npu, in alphabetical order."""
         return {
@@ -59,23 +65,24 @@ def read_settings(pid: int | None) -> ProcessSettings:
         )
     except OSError as error:
         raise ValueError(
-            f"doctor: pid: expected a process of this user, got {pid}: {error.strerror}"
+            f"--pid: expected a process of this user, got {pid}: {error.strerror}"
         ) from error
     variables = dict(line.split("=", 1) for line in lines if "=" in line)
     return ProcessSettings(variables, _find_additional_config(arguments))
 
 
 def _find_additional_config(arguments: Sequence[str]) -> Any:
-    """Returns the parsed value; the text itself if it is not JSON, which vLLM rejects."""
+    """Returns the parsed value; the text itself if it is not JSON, which vLLM rejects. Options that
+    are given one by one (``--additional-config.ngram_npu.store``) are not read."""
+    text = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, _, value = argument.partition("=")
         if name.replace("_", "-") == "--additional-config":
-            text = value or following
-            try:
-                return json.loads(text)
-            except ValueError:
-                return text
-    return None
+            text = value or following  # the last one counts
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
 
 
 def check_plugin(settings: ProcessSettings, *, has_vllm: bool) -> tuple[str, list[str]]:
@@ -107,9 +114,13 @@ def check_plugin(settings: ProcessSettings, *, has_vllm: bool) -> tuple[str, lis
             problems.append(f"{_ENABLE}=1: the plugin is {state}")
         if is_neural and variables.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
             problems.append(f"{_NEURAL}=1: the V1 runner does not combine n-gram and neural drafts")
-    elif settings.additional_config and PLUGIN in settings.additional_config:
-        problems.append(f"--additional-config: no effect, because the plugin is {state}")
+    elif settings.has_section and not plugin:  # NGRAM_NPU_VLLM=0 is deliberate
+        problems.append(f"--additional-config: {_describe_no_effect(state)}")
     return state, problems
+
+
+def _describe_no_effect(plugin_state: str) -> str:
+    return f"no effect (except on the method custom_class), because the plugin is {plugin_state}"
 
 
 def check_feed(settings: ProcessSettings, plugin_state: str) -> tuple[str | None, list[str]]:
@@ -154,7 +165,7 @@ def check_options(settings: ProcessSettings, plugin_state: str) -> list[str]:
         unused = settings.variables.keys() & {*variables.values()} - {_NEURAL, _FEED}
         if unused:
             names = ", ".join(sorted(unused))
-            problems.append(f"{names}: no effect, because the plugin is {plugin_state}")
+            problems.append(f"{names}: {_describe_no_effect(plugin_state)}")
     known = [*_OTHER_VARIABLES, *variables.values()]
     former = (f"{options.PREFIX}{name.upper()}" for name in options.REMOVED_OPTIONS)
     for name in sorted(settings.variables.keys() - {*known, *former}):
@@ -175,5 +186,5 @@ def _suggest_variable(name: str, known: Sequence[str]) -> str:
 
 
 def _is_of_kubernetes(name: str) -> bool:
-    """Kubernetes sets such variables in the pods of a service with the name ngram-npu-vllm."""
-    return name.startswith((f"{_ENABLE}_SERVICE_", f"{_ENABLE}_PORT"))
+    """Kubernetes sets such variables for a service whose name begins with ngram-npu-vllm."""
+    return re.search(r"_(SERVICE_(HOST|PORT)\w*|PORT(_\d+_\w+)?)$", name) is not None

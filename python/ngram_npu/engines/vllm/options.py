@@ -258,6 +258,8 @@ def _check_method(method: Method, settings: Mapping[str, Any], vllm_config: Any)
 
 
 def check_value(name: str, value: Any) -> Any:
+    """Returns an option's value, with ``store_feed`` as a text. Raises ValueError if the value is
+    not allowed."""
     if (choices := CHOICES.get(name)) and value not in choices:
         raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(choices)}, got {value!r}")
     if name == "store_feed" and value:
@@ -337,6 +339,8 @@ def read_environment(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_section(additional_config: object) -> Mapping[str, Any]:
+    """Returns the options in ``additional_config``. Raises ValueError if one is unknown or has the
+    wrong type."""
     if not isinstance(additional_config, Mapping):  # another platform uses a class
         return {}
     for name in additional_config:
