@@ -318,8 +318,24 @@ def test_missing_process_is_reported(capsys: pytest.CaptureFixture[str]) -> None
     assert "--pid: expected a process of this user" in capsys.readouterr().err
 
 
-def test_import_that_ends_the_process_does_not_end_the_doctor(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import os\nos.abort()")
+ABORTING_MODULE = """
+import os, sys
+print("terminate called\\n  what():  Duplicated key 'a' found", file=sys.stderr, flush=True)
+os.abort()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("torch", "import ngram_npu (and torch) ends the process with SIGABRT:   what():  Dup"),
+        ("torch_npu", "PROBLEM              import torch_npu ends the process with SIGABRT: Dup"),
+    ],
+)
+def test_import_that_ends_the_process_does_not_end_the_doctor(
+    module: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{module}.py").write_text(ABORTING_MODULE)
     result = subprocess.run(
         [sys.executable, "-m", "ngram_npu_cli", "doctor"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -328,4 +344,4 @@ def test_import_that_ends_the_process_does_not_end_the_doctor(tmp_path: Path) ->
         check=False,
     )
     assert result.returncode == 1
-    assert "import ngram_npu (and torch) ends the process with SIGABRT" in result.stderr
+    assert f"{message}licated key 'a' found" in result.stdout + result.stderr
