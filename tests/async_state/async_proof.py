@@ -73,15 +73,15 @@ def _count_events(engine: Engine) -> Counter[str]:
     )
 
 
-def find_detection(name: str, first: int = 0) -> tuple[int, str] | None:
+def find_detection(name: str) -> tuple[int, str] | None:
     """Returns the first scenario on a late device that detects a fault, and its error.
 
-    The search starts at scenario `first`. The result is None if no scenario detects the fault.
+    The result is None if no scenario detects the fault.
 
     Raises:
         AttributeError, TypeError, NameError: The fault does not fit the current code.
     """
-    for number in range(first, first + _MAX_ATTEMPTS):
+    for number in range(_MAX_ATTEMPTS):
         if DEVICES[number % len(DEVICES)] == "cpu":
             continue
         with FAULTS[name]():

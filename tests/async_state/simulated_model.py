@@ -272,7 +272,7 @@ class SimulatedModel:
         self, inputs: StepInputs, step: LaunchedStep, outputs: StepOutputs
     ) -> NeuralDrafts:
         """Launches drafting with the scenario's accuracy. Also computes expected merged drafts."""
-        self.launch_drafter_batch_check(inputs, outputs, step)
+        self.launch_drafter_batch_check(outputs, step)
         scenario, batch = self.scenario, len(step.requests)
         shape = (batch, scenario.neural_width)
         drafts = NeuralDrafts(
@@ -375,9 +375,7 @@ class SimulatedModel:
         if self.scenario.invalid_probability == 0:
             self.device.launch(check)
 
-    def launch_drafter_batch_check(
-        self, inputs: StepInputs, outputs: StepOutputs, step: LaunchedStep
-    ) -> None:
+    def launch_drafter_batch_check(self, outputs: StepOutputs, step: LaunchedStep) -> None:
         """Launches a check that the newest tokens were sampled at the drafter batch's positions."""
         batch = len(step.requests)
         next_token_ids = get_value(outputs.next_token_ids)

@@ -92,7 +92,7 @@ class Stage:
                 outputs = self.state.end_step(sampled, drafter)
             else:
                 outputs = self.state.end_step(sampled)
-                self.model.launch_drafter_batch_check(inputs, outputs, step)
+                self.model.launch_drafter_batch_check(outputs, step)
                 if self.scenario.has_store:
                     self.model.launch_store_check(inputs, outputs, step)
         drafts = outputs.draft_token_ids, outputs.num_draft_tokens
@@ -108,7 +108,7 @@ class Stage:
                 outputs = self.state.end_step(sampled.receive(self.device), neural)
             else:
                 outputs = self.state.end_step(sampled.receive(self.device))
-            self.model.launch_drafter_batch_check(inputs, outputs, step)
+            self.model.launch_drafter_batch_check(outputs, step)
 
     def _receive_drafts(
         self, drafts: Message, counts: Message, outputs: StepOutputs

@@ -20,8 +20,8 @@ _INPUTS = (
 )
 
 
-def make_state(runtime: Any = None) -> AsyncSpecState:
-    return make_small_state(runtime, row_capacity=24, kv_groups=(KVGroup(8, 3),))
+def make_state() -> AsyncSpecState:
+    return make_small_state(None, row_capacity=24, kv_groups=(KVGroup(8, 3),))
 
 
 def run_steps(

@@ -413,7 +413,7 @@ def _propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from _match_samples(rng)
     yield from make_occurrence_samples(rng)
     yield from _vocabulary_samples(rng)
-    yield from _chain_samples(rng)
+    yield from _chain_samples()
     for label, small, rows in small_stores(rng):
         for scopes in ((0, 0, 1, 1), (1, 1, 0, 0), (2, 3, 2**32, -1), (-1, -1, -1, -1)):
             for _ in range(3):
@@ -521,7 +521,7 @@ def _vocabulary_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield _sample(f"vocabulary-{at}-{other}-{newest}-{vocab_size}", call)
 
 
-def _chain_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _chain_samples() -> Iterator[Sample]:
     """Matches and drafts at the edges of blocks, and with changed words in the blocks' heads."""
     tokens = in_buffer(np.tile(np.arange(800), (20, 1)))
     store = new_store(4, 4096, 1)
