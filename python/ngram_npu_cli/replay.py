@@ -171,6 +171,10 @@ class Figures:
     def num_draft_tokens(self) -> int:
         return int(self.drafted.sum())
 
+    @property
+    def tokens_per_step(self) -> float:
+        return self.num_tokens / max(1, self.num_steps)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the figures that the command prints."""
         steps = max(1, self.num_steps)
@@ -179,7 +183,7 @@ class Figures:
             "requests": len(self.steps),
             "tokens": self.num_tokens,
             "steps": self.num_steps,
-            "tokens_per_step": self.num_tokens / steps,
+            "tokens_per_step": self.tokens_per_step,
             "drafted_per_step": self.num_draft_tokens / steps,
             "accepted_by_position": (accepted / max(1, self.num_drafts)).tolist(),
             "us_per_call": self.draft_time_ns / 1000 / max(1, self.num_calls),
@@ -374,7 +378,7 @@ def format_replay(report: ReplayReport) -> str:
     """Returns a table of a report."""
     width = max(len(str(setting)) for setting in report.figures)
     head = f"{'setting':{width}}  requests    tokens  tokens/step  drafted/step  us/call"
-    rows, accepted, gains = [], [], []
+    rows, accepted = [], []
     for setting, figures in report.figures.items():
         values = figures.to_dict()
         rows.append(
@@ -384,10 +388,12 @@ def format_replay(report: ReplayReport) -> str:
         )
         rates = " ".join(f"{rate:.2f}" for rate in values["accepted_by_position"])
         accepted.append(f"{setting!s:{width}}  accepted by position: {rates}")
-        gains.append(values["tokens_per_step"])
     lines = [f"tokenizer: {report.tokenizer}", "", head, *rows, "", *accepted]
     if not report.is_complete:
         lines.append("interrupted: the figures are those of the part that was replayed")
-    elif len(gains) == 2 and gains[0]:
-        lines.append(f"{setting}: {gains[1] / gains[0] - 1:+.1%} tokens per step")
+    elif len(report.figures) == 2:
+        (_, first), (compared, second) = report.figures.items()
+        if first.num_tokens:
+            gain = second.tokens_per_step / first.tokens_per_step - 1
+            lines.append(f"{compared}: {gain:+.1%} tokens per step")
     return "\n".join(lines)

@@ -32,6 +32,7 @@ RECORDED = Path(__file__).parent / "data" / "recorded.jsonl"
 TABLES = ("csv", "parquet")
 PAIR = {"prompt": USER, "completion": ANSWER}
 TOOL_RESULT = {"type": "tool_result", "content": "a page"}
+SUMMARY = {"type": "reasoning", "summary": ["Boxes hold things."]}
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -203,6 +204,7 @@ def test_failing_expression_skips_the_record(write_jsonl: Any) -> None:
         {"messages": [MESSAGES[0], {"role": "assistant", "content": '<details type="reasoning">'}]},
         {"request": REQUEST, "response": {"choices": [{"message": MESSAGES[0]}]}},
         {"request": REQUEST, "response": {"role": "assistant", "content": [TOOL_RESULT]}},
+        {"request": REQUEST, "response": {"role": "assistant", "content": [SUMMARY]}},
         {"custom_id": "a", "body": REQUEST},
     ],
 )
