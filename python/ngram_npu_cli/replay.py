@@ -85,7 +85,7 @@ def parse_setting(text: str, base: Setting) -> Setting:
         InputError: A word is unknown, a value is out of range, or the setting equals `base`.
     """
     changes: dict[str, Any] = {}
-    for word in text.replace(",", " ").split():
+    for word in text.split():
         name, equals, value = word.partition("=")
         if name in ("store", "padded", "trimmed"):
             if equals:
@@ -160,31 +160,22 @@ class Figures:
     is_complete: bool = True
 
     @property
-    def num_steps(self) -> int:
-        return int(self.steps.sum())
-
-    @property
-    def num_tokens(self) -> int:
-        return int(self.tokens.sum())
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return int(self.drafted.sum())
-
-    @property
     def tokens_per_step(self) -> float:
-        return self.num_tokens / max(1, self.num_steps)
+        return int(self.tokens.sum()) / max(1, int(self.steps.sum()))
+
+    @property
+    def drafted_per_step(self) -> float:
+        return int(self.drafted.sum()) / max(1, int(self.steps.sum()))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the figures that the command prints."""
-        steps = max(1, self.num_steps)
         accepted = self.accepted_lengths[::-1].cumsum()[::-1][1:]
         return {
             "requests": len(self.steps),
-            "tokens": self.num_tokens,
-            "steps": self.num_steps,
+            "tokens": int(self.tokens.sum()),
+            "steps": int(self.steps.sum()),
             "tokens_per_step": self.tokens_per_step,
-            "drafted_per_step": self.num_draft_tokens / steps,
+            "drafted_per_step": self.drafted_per_step,
             "accepted_by_position": (accepted / max(1, self.num_drafts)).tolist(),
             "us_per_call": self.draft_time_ns / 1000 / max(1, self.num_calls),
             "is_complete": self.is_complete,
@@ -393,7 +384,7 @@ def format_replay(report: ReplayReport) -> str:
         lines.append("interrupted: the figures are those of the part that was replayed")
     elif len(report.figures) == 2:
         (_, first), (compared, second) = report.figures.items()
-        if first.num_tokens:
+        if first.tokens_per_step:
             gain = second.tokens_per_step / first.tokens_per_step - 1
             lines.append(f"{compared}: {gain:+.1%} tokens per step")
     return "\n".join(lines)

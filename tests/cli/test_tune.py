@@ -195,24 +195,19 @@ def test_interrupt_compares_the_settings_that_were_replayed(
     assert "Interrupted: 3 settings were replayed." in format_tune(report)
 
 
-WRONG_STEP_TIMES = [
-    *("", "{}", "[" * 100_000, '{"1": 1}', '{"2": 1, "3": 2}', '{"0": 1, "1": 1}'),
-    *('{"1": 1, "' + "9" * 5000 + '": 1}', '{"1": 1, "2": ' + "9" * 400 + "}"),
-    *(f'{{"1": {value}, "2": 1}}' for value in ("1e308", "NaN", '"x"', "[1]", "-1")),
-]
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ("[]", r"expected an object such as \{.*\}, got list"),
-        ('{"1": 1, "x": 1}', 'expected numbers of tokens as keys, got "x"'),
-        *((content, "expected seconds by tokens per step") for content in WRONG_STEP_TIMES),
+        *("", "[]", "{}", "[" * 100_000, '{"1": 1}', '{"2": 1, "3": 2}', '{"0": 1, "1": 1}'),
+        *('{"1": 1, "' + "9" * 5000 + '": 1}', '{"1": 1, "2": ' + "9" * 400 + "}"),
+        *(f'{{"1": {value}, "2": 1}}' for value in ("1e308", "NaN", '"x"', "[1]", "-1")),
+        '{"1": 1, "x": 1}',
     ],
 )
-def test_wrong_file_of_step_times_is_an_error(content: str, message: str, tmp_path: Path) -> None:
+def test_wrong_file_of_step_times_is_an_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "cost.json").write_text(content)
-    with pytest.raises(InputError, match=f"--cost: .*cost.json: {message}"):
+    message = "--cost: .*cost.json: expected seconds by tokens per step, such as "
+    with pytest.raises(InputError, match=message):
         load_cost(str(tmp_path / "cost.json"))
     with pytest.raises(InputError, match="--cost: expected 0 to 10, got 12"):
         load_cost("12")

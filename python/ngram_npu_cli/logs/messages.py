@@ -94,7 +94,7 @@ class _Builder:
         if not isinstance(kind, str):
             raise RecordError("a part of a content has no type")
         if kind in _TEXT_PARTS or kind in _REASONING_PARTS:
-            if not {*_PART_KEYS} & part.keys():
+            if part.keys().isdisjoint(_PART_KEYS):
                 raise RecordError(f'a part "{kind}" has no text, but the keys {list_keys(part)}')
             _, text = get_only(part, _PART_KEYS, "text of a part")
             texts = self._texts if kind in _TEXT_PARTS else self._reasoning
