@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -17,7 +18,7 @@ import pytest
 from ngram_npu.errors import InputError
 from ngram_npu_cli.logs.reader import LogReader
 from ngram_npu_cli.replay import Setting
-from ngram_npu_cli.tokenization import Tokenization
+from ngram_npu_cli.tokenization import Tokenization, TokenRequest
 from ngram_npu_cli.tune import (
     SETTINGS,
     Counts,
@@ -68,16 +69,12 @@ def test_requests_of_one_conversation_are_in_one_half() -> None:
     requests += [("", opening, make_request(100)), ("s", b"a", make_request(101))]
     requests += [("s", b"b", make_request(102)), ("", b"a", make_request(103))]
     sample = make_sample(requests)
-    groups = [sorted(set(half)) for half in sample.groups]
-    assert not {*groups[0]} & {*groups[1]}
-    assert sorted(
-        map(sum, ([len([g for g in h if g == n]) for h in sample.groups] for n in range(3)))
-    ) == [1, 2, 27]
+    first, second = (Counter(half) for half in sample.groups)
+    assert not first.keys() & second.keys()
+    assert sorted((first + second).values()) == [1, 2, 27]
 
 
-def make_request(token: int) -> Any:
-    from ngram_npu_cli.tokenization import TokenRequest
-
+def make_request(token: int) -> TokenRequest:
     return TokenRequest(((np.array([token], np.int32), np.array([1, 2, 3], np.int32)),))
 
 

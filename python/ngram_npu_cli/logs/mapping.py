@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ngram_npu.errors import InputError, RecordError, import_optional, suggest_similar, to_one_line
@@ -100,7 +100,7 @@ def find_fields(record: Record) -> Mapping[str, Any]:
     return evaluate(parse_map(PRESETS[name][1]), record) if name else _find_usual_fields(record)
 
 
-@cache
+@lru_cache(1024)  # records of a hostile log may all have different keys
 def _find_preset(keys: tuple[str, ...]) -> str | None:
     for name, (row, _) in PRESETS.items():
         groups = row.split()
