@@ -17,7 +17,6 @@ from ngram_npu.async_state.device import Download
 from ngram_npu.async_state.device_state import DeviceState
 from ngram_npu.async_state.host_state import HostState
 from ngram_npu.async_state.rope import RopeOffsets
-from ngram_npu.async_state.upload import PackedUpload
 
 from async_state.stages import Message
 
@@ -115,8 +114,7 @@ def _keep_main_from_waiting(state: AsyncSpecState) -> None:
 
 def _share_staging_buffer(state: AsyncSpecState) -> None:
     upload = state._device_state.upload
-    if isinstance(upload, PackedUpload):
-        upload._staging[1] = upload._staging[0]
+    upload._staging[1] = upload._staging[0]
 
 
 def _use_new_address(original: Any, self: DeviceState, outputs: Any) -> Any:

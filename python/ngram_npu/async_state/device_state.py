@@ -16,7 +16,7 @@ from ngram_npu.async_state.results import (
     RaggedDrafterBatch,
     StepOutputs,
 )
-from ngram_npu.async_state.upload import make_upload
+from ngram_npu.async_state.upload import Upload
 from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.ops import workspace_size
 from ngram_npu.store import NgramStore
@@ -97,7 +97,7 @@ class DeviceState:
         num_packed = PackedRow.NUM_ROWS * (rows + 1)
         dims = config.position_dims if config.position_dims > 1 else 0
         end = num_packed + dims * tokens
-        self.upload = make_upload(device, config, end + tokens)
+        self.upload = Upload(device, config, end + tokens)
         self.token_ids, self.num_tokens = self.upload.token_ids, self.upload.num_tokens
         self.block_tables = self.upload.block_tables
         # These tensors are indexed by batch position, or by token of the step.

@@ -8,7 +8,6 @@ ran with the previous request are recognised and ignored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,13 +64,6 @@ class Step:
     num_step_tokens: int
 
 
-@dataclass
-class _Fault:
-    reason: str
-    last_step: float = math.inf
-    """The last step that contains the request; infinite until the request is removed."""
-
-
 class HostState:
     """Keeps lengths, tokens and rows of all requests, in arrays [R] indexed by slot.
 
@@ -96,10 +88,9 @@ class HostState:
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._chunks = self.token_ids.reshape(-1, CHUNK_ITEMS)
         self._generation = np.zeros(max_rows, np.int64)
-        self._faults: dict[tuple[int, int], _Fault] = {}
-        """Requests with an invalid sampler result, by slot and generation. An entry is kept until
-        the last step of its request is reconciled."""
-        self._newest_step = 0
+        self._faults: dict[tuple[int, int], str] = {}
+        """The reason for each request with an invalid sampler result, by slot and generation. An
+        entry is kept until the last step of its request is reconciled."""
         self._last_position = np.full(max_rows, -1, np.int32)
         self._free_slots = list(range(max_rows))[::-1]
         self._columns = np.arange(max_drafts + 1)
@@ -214,11 +205,11 @@ class HostState:
 
     def _check_no_faults(self, slots: Int64Array, freed: Int64Array) -> None:
         for i, slot in enumerate(slots.tolist()):
-            fault = self._faults.get((slot, int(self._generation[slot])))
-            if fault is not None and slot not in freed:
+            reason = self._faults.get((slot, int(self._generation[slot])))
+            if reason is not None and slot not in freed:
                 raise ValueError(
                     f"rows: the request at batch position {i} cannot continue; remove it. Reason: "
-                    f"{fault.reason}"
+                    f"{reason}"
                 )
 
     def _check_step(
@@ -277,10 +268,6 @@ class HostState:
         if changes.slot_of is not self.slot_of:
             self.slot_of = changes.slot_of
             self.upper_computed, self.upper_tokens = changes.upper_computed, changes.upper_tokens
-            for slot in changes.freed.tolist() if self._faults else ():
-                fault = self._faults.get((slot, int(self._generation[slot])))
-                if fault is not None:
-                    fault.last_step = step.number - 1
             self._generation[changes.freed] += 1
             self._free_slots += changes.freed.tolist()
             admitted = changes.admitted
@@ -297,7 +284,6 @@ class HostState:
         sampled = step.sampled_up_to.nonzero()[0]
         self._last_position[slots[sampled]] = sampled
         self._generation.take(slots, out=step.generation)
-        self._newest_step = step.number
 
     def collect_known_input_ids(self, step: Step) -> Int32Array | None:
         """Returns the step's input ids, or None if all requests sampled in the previous step.
@@ -366,17 +352,20 @@ class HostState:
         reasons = {}
         for i, key in enumerate(zip(step.slots.tolist(), step.generation.tolist(), strict=True)):
             if is_bad[i] and key not in self._faults:
-                limit, has_left = int(step.sampled_up_to[i]), key[1] != self._generation[key[0]]
-                self._faults[key] = _Fault(
+                limit = int(step.sampled_up_to[i])
+                self._faults[key] = (
                     f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens (ids 0 "
                     f"to {self._vocab_size - 1}) of step {step.number} at batch position {i}, got "
-                    f"{num_sampled[i]}",
-                    self._newest_step - 1 if has_left else math.inf,
+                    f"{num_sampled[i]}"
                 )
             if key in self._faults:
-                reasons[i] = self._faults[key].reason
+                reasons[i] = self._faults[key]
+        # Of a request that has left, this was the last step: it left when the next step began, and
+        # by then, all earlier steps were reconciled.
         self._faults = {
-            key: fault for key, fault in self._faults.items() if fault.last_step > step.number
+            (slot, generation): reason
+            for (slot, generation), reason in self._faults.items()
+            if generation == self._generation[slot]
         }
         return reasons
 

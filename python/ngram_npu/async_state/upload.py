@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 
 import ngram_npu._C as _C
 from ngram_npu.async_state.batch import AsyncConfig
-from ngram_npu.async_state.device import CpuDevice, Device, HostBuffer
+from ngram_npu.async_state.device import Device, HostBuffer
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -50,10 +49,12 @@ def count_chunks(length: int) -> int:
     return -(-length // CHUNK_ITEMS)
 
 
-class Upload(ABC):
+class Upload:
     """One device tensor that contains the tokens, block tables and counts of all slots.
 
-    New rows of tokens and blocks are written in *chunks*, everything else as single *cells*.
+    New rows of tokens and blocks are written in *chunks*, everything else as single *cells*. A
+    step's changes are copied in one transfer, then chunks and cells are scattered on the device. A
+    step with more chunks or cells than fit is copied in several transfers.
 
     Attributes:
         token_ids: [R,S] int32 on the device, like all tensors below.
@@ -64,11 +65,9 @@ class Upload(ABC):
         first_blocks: [R] for each KV group, on the host: index of each row's first block cell.
     """
 
-    fixed: torch.Tensor
-
-    def __init__(self, device: Device, config: AsyncConfig) -> None:
-        """Allocates and clears all tensors."""
-        self._device = device
+    def __init__(self, device: Device, config: AsyncConfig, num_fixed: int) -> None:
+        """Allocates and clears all tensors; ``fixed`` has ``num_fixed`` elements."""
+        self._device, self._config = device, config
         rows, slots = config.max_rows, np.arange(config.max_rows)
         widths = [config.row_capacity, *(group.max_blocks for group in config.kv_groups)]
         pitches = [*map(count_chunks, widths)]
@@ -89,7 +88,28 @@ class Upload(ABC):
         self.block_tables = tuple(block_tables)
         self.num_tokens = num_tokens.view(-1)[:rows]
         self.acceptance = acceptance.view(-1, 2)[:rows]
+        self._allocate_buffers(num_fixed)
         self.clear()
+
+    def _allocate_buffers(self, num_fixed: int) -> None:
+        """Allocates the device buffer and the staging buffers: packed chunks and cells, then the
+        elements of ``fixed``."""
+        device, config = self._device, self._config
+        # This is enough for a step in which every admitted request schedules its complete prompt.
+        tables = 1 + len(config.kv_groups)
+        self._max_chunks = config.max_rows * tables + count_chunks(config.max_step_tokens)
+        self._max_cells = self._max_chunks * CHUNK_ITEMS
+        # Chunks and cells have 64-bit indices. The size is a multiple of CHUNK_ITEMS, so that the
+        # buffer can be viewed as chunks.
+        self._packed_size = self._max_chunks * 2 * CHUNK_ITEMS + self._max_cells * 3
+        self._size = self._packed_size + num_fixed
+        self._buffer = device.tensor((self._size,), torch.int32)
+        self._buffer_indices = self._buffer[: self._packed_size].view(torch.int64)
+        self._buffer_chunks = self._buffer[: self._packed_size].view(-1, CHUNK_ITEMS)
+        self.fixed = self._buffer[self._packed_size :]
+        # Steps alternate between two buffers. When a step begins, the copies of the last step may
+        # still be pending. Those of the step before it are done, because it is reconciled.
+        self._staging = [HostBuffer(device, self._size) for _ in range(2)]
 
     def clear(self) -> None:
         """Marks all entries of the block tables as UNUSED."""
@@ -108,60 +128,12 @@ class Upload(ABC):
         length_cells, *acceptance_cells = (cells[slots] for cells in self._count_cells)
         return [(length_cells, lengths), *((cells, 0 * lengths) for cells in acceptance_cells)]
 
-    @abstractmethod
     def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
         """Writes the rows, then the cells, and the arrays ``fixed`` to the begin of the tensor
         ``fixed``.
 
         ``step`` is the number of the step; consecutive steps use different staging buffers.
         """
-
-
-class DirectUpload(Upload):
-    """Writes without a staging buffer, on the CPU."""
-
-    def __init__(self, device: Device, config: AsyncConfig, fixed: int) -> None:
-        super().__init__(device, config)
-        self.fixed = device.tensor((fixed,), torch.int32)
-        self._arrays = [tensor.numpy() for tensor in (self._chunks, self._cells, self.fixed)]
-
-    def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
-        all_chunks, all_cells, all_fixed = self._arrays
-        all_chunks[rows.indices] = rows.chunks
-        for indices, values in cells:
-            all_cells[indices] = values
-        begin = 0
-        for part in fixed:
-            all_fixed[begin : begin + len(part)] = part
-            begin += len(part)
-
-
-class PackedUpload(Upload):
-    """Copies a step's changes in one transfer, and scatters the chunks and cells on the device.
-
-    The tensor ``fixed`` is at the end of the device buffer. Chunks and cells are packed in front of
-    it. A step with more chunks or cells than fit is copied in several transfers.
-    """
-
-    def __init__(self, device: Device, config: AsyncConfig, fixed: int) -> None:
-        super().__init__(device, config)
-        # This is enough for a step in which every admitted request schedules its complete prompt.
-        tables = 1 + len(config.kv_groups)
-        self._max_chunks = config.max_rows * tables + count_chunks(config.max_step_tokens)
-        self._max_cells = self._max_chunks * CHUNK_ITEMS
-        # Chunks and cells have 64-bit indices. The size is a multiple of CHUNK_ITEMS, so that the
-        # buffer can be viewed as chunks.
-        self._packed_size = self._max_chunks * 2 * CHUNK_ITEMS + self._max_cells * 3
-        self._size = self._packed_size + fixed
-        self._buffer = device.tensor((self._size,), torch.int32)
-        self._buffer_indices = self._buffer[: self._packed_size].view(torch.int64)
-        self._buffer_chunks = self._buffer[: self._packed_size].view(-1, CHUNK_ITEMS)
-        self.fixed = self._buffer[self._packed_size :]
-        # Steps alternate between two buffers. When a step begins, the copies of the last step may
-        # still be pending. Those of the step before it are done, because it is reconciled.
-        self._staging = [HostBuffer(device, self._size) for _ in range(2)]
-
-    def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
         indices, values = zip(*cells, strict=True)
         all_cells = np.concatenate(indices), np.concatenate(values)
         num_filled_buffers = max(
@@ -201,12 +173,6 @@ class PackedUpload(Upload):
             indices = self._buffer_indices[cells_begin // 2 : values_begin // 2]
             values = self._buffer[values_begin : values_begin + num_cells]
             self._cells.index_put_((indices,), values)
-
-
-def make_upload(device: Device, config: AsyncConfig, fixed: int) -> Upload:
-    """Returns the Upload for a device, with ``fixed`` elements in the tensor ``fixed``."""
-    upload_class = DirectUpload if isinstance(device, CpuDevice) else PackedUpload
-    return upload_class(device, config, fixed)
 
 
 def _select_part(writes: Writes, i: int, size: int) -> Writes:
