@@ -331,25 +331,15 @@ def test_end_step_with_invalid_tensor_raises(sampled_tensor: torch.Tensor) -> No
 # Block tables.
 
 
-def test_decoding_request_needs_blocks_for_all_drafts() -> None:
-    state = make_small_state(kv_groups=(KVGroup(3, 8), KVGroup(4, 3)))
-    blocks = (to_ints(0, 1, 2), to_ints(0))
+def test_step_without_a_block_for_its_last_draft_raises_without_change() -> None:
+    state = make_small_state(kv_groups=(KVGroup(4, 3), KVGroup(3, 3)))
+    blocks = (to_ints(0, 1), to_ints(0, 1))
     state.begin_step(make_batch([0], [4], [0], new=[admit_row(0, block_ids=blocks)]))
     state.end_step(make_samples(5))
     contents = _copy_contents(state)
-    with pytest.raises(ValueError, match="2 blocks of KV group 1 in row 0 for 7 tokens"):
+    with pytest.raises(ValueError, match="3 blocks of KV group 1 in row 0 for 7 tokens"):
         state.begin_step(make_batch([0], [3], [2]))
     assert _copy_contents(state) == contents
-    new_blocks = (NewBlocks(), NewBlocks(to_ints(0), to_ints(1)))
-    state.begin_step(make_batch([0], [3], [2], new_blocks=new_blocks))
-
-
-def test_step_without_a_block_for_its_last_draft_raises() -> None:
-    state = make_small_state(kv_groups=(KVGroup(3, 3),))
-    state.begin_step(make_batch([0], [4], [0], new=[admit_row(0)]))
-    state.end_step(make_samples(5))
-    with pytest.raises(ValueError, match="3 blocks of KV group 0 in row 0 for 7 tokens"):
-        state.begin_step(make_batch([0], [3], [2]))
     state.begin_step(make_batch([0], [2], [1]))
 
 
