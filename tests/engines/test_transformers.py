@@ -30,11 +30,8 @@ from ngram_npu.engines.transformers import drafting
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
-    MaxLengthCriteria,
-    StoppingCriteriaList,
     TextStreamer,
 )
 
@@ -550,18 +547,6 @@ def test_default_drafts_end_by_cost(model: Any) -> None:
     assert by_cost.acceptance_rate > fixed_length.acceptance_rate
     assert 0 < by_cost.draft_tokens < fixed_length.draft_tokens
     assert 1 < by_cost.tokens_per_step <= fixed_length.tokens_per_step
-
-
-def test_candidates_end_before_token_that_ends_output() -> None:
-    tokens = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
-    for max_length, ends, expected in ((20, [], [7, 8, 9]), (20, [9], [7, 8]), (9, [], [7])):
-        criteria = StoppingCriteriaList([MaxLengthCriteria(max_length), EosTokenCriteria(ends)])
-        generator = adapter.NgramCandidates(NgramConfig(k=3), max_length, criteria)
-        candidates, logits = generator.get_candidates(tokens[:, :-1])
-        assert candidates.equal(tokens[:, :-1])  # nothing is drafted for the prompt
-        candidates, logits = generator.get_candidates(tokens)
-        assert candidates.tolist() == [tokens[0].tolist() + expected]
-        assert logits is None
 
 
 def test_example_of_guide_runs(model: Any) -> None:

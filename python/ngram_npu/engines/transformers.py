@@ -217,9 +217,8 @@ def drafting(
         # A store may contain the text of a model with a larger vocabulary.
         config = replace(config, vocab_size=model.config.get_text_config().vocab_size)
     statistics = DraftingStatistics()
-    generate, prepare_config, get_stopping_criteria, _ = (
-        getattr(model, name) for name in ("generate", *_REPLACED_METHODS)
-    )
+    generate, prepare_config = model.generate, model._prepare_generation_config
+    get_stopping_criteria = model._get_stopping_criteria
     parameters = inspect.signature(generate)
 
     @functools.wraps(generate)
@@ -251,18 +250,17 @@ def drafting(
         length = generation_config.max_length
         return NgramCandidates(config, length, criteria, store=store, statistics=statistics)
 
-    replacements = (
-        checked_generate,
-        prepare_checked_config,
-        keep_stopping_criteria,
-        make_candidates,
-    )
-    names = ("generate", *_REPLACED_METHODS)
-    vars(model).update(zip(names, replacements, strict=True))
+    replacements = {
+        "generate": checked_generate,
+        "_prepare_generation_config": prepare_checked_config,
+        "_get_stopping_criteria": keep_stopping_criteria,
+        "_get_candidate_generator": make_candidates,
+    }
+    vars(model).update(replacements)
     try:
         yield statistics
     finally:
-        for name in names:
+        for name in replacements:
             delattr(model, name)
 
 
