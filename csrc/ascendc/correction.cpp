@@ -163,7 +163,7 @@ class RequestPass : public RequestPassLayout {
     for (int64_t j = 0; j < num_requests_; ++j) {
       const int64_t i = first_ + j;
       const int32_t num_computed = counts_.correct(staged_counts, j);
-      const int32_t seq_len = wrap_add(num_computed, num_scheduled_tokens(staged_slots.query_start_loc, i));
+      const int32_t seq_len = sequence_length(staged_slots.query_start_loc, i, num_computed);
       seq_lens_.set(j, seq_len);
       if (p_.discard != nullptr) discard_.set(j, should_discard_row(*this, staged_slots.row_indices[i], seq_len));
     }

@@ -110,7 +110,7 @@ struct UbWords {
 
 // Items [first, first + count) of an array, staged in the unified buffer and accessed by their indices in the array.
 template <class T>
-class UbWindow : public UbWindowLayout<T> {
+class UbWindow : public LocalBufferLayout<T> {
  public:
   __aicore__ inline UbWindow(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
       : array_(array), items_(pipe, capacity) {}

@@ -320,18 +320,10 @@ class Searcher : public SearcherLayout {
   LocalBuffer<uint64_t> zero_flags_;  // one bit per word, 1 if the word is 0
 };
 
-// Handles the best match of each item that a core searches; Handler is the derived class.
-template <class Handler>
-struct MatchHandler {
-  __aicore__ inline void handle(int64_t item, const Match& best_match) {
-    static_cast<Handler*>(this)->handle_match(item, best_match);
-  }
-};
-
-// Searches the items of this core.
-template <class Params, class Handler>
+// Searches the items of this core, and calls handler.handle_match(item, best_match) for each.
+template <class Params, class MatchHandler>
 __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling,
-                                    MatchHandler<Handler>& handler) {
+                                    MatchHandler& handler) {
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
   Match best_match{-1, 0};
@@ -353,13 +345,13 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
     } else if (!tile.is_last_of_item) {
       continue;
     }
-    handler.handle(tile.item, best_match);
+    handler.handle_match(tile.item, best_match);
     best_match = {-1, 0};
   }
 }
 
 // For the first of two launches. Writes the best match of each work item to the workspace.
-class MatchWriter : public MatchWriterLayout, public MatchHandler<MatchWriter> {
+class MatchWriter : public MatchWriterLayout {
  public:
   __aicore__ inline MatchWriter(AscendC::TPipe& pipe, uint64_t workspace)
       : match_(pipe, kMatchInts), matches_(Gm<int32_t>(workspace)) {}
@@ -472,7 +464,7 @@ class Results;
 
 // For a single launch: one core searches a whole row and then drafts.
 template <class Params>
-class SingleLaunchDrafter : public MatchHandler<SingleLaunchDrafter<Params>> {
+class SingleLaunchDrafter {
  public:
   __aicore__ inline SingleLaunchDrafter(const Params& p, const CoreTiling& core_tiling, Results<Params>& results)
       : p_(p), core_tiling_(core_tiling), results_(results), first_(first_item(core_tiling)) {}

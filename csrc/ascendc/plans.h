@@ -116,7 +116,7 @@ LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_
 
 inline LaunchPlan plan(const PrepareNextTokenIdsParams& p, const DeviceProperties& device) {
   return plan_requests(p, device, 64, Kernel::ngram_npu_prepare_next_token_ids, [](int64_t per_pass) {
-    return int32_ub_bytes(per_pass * kSampledTokensStride) + UbWindowLayout<uint8_t>::ub_bytes(per_pass) +
+    return int32_ub_bytes(per_pass * kSampledTokensStride) + LocalBufferLayout<uint8_t>::ub_bytes(per_pass) +
            2 * int32_ub_bytes(per_pass);
   });
 }
@@ -158,7 +158,7 @@ inline LaunchPlan plan(const CorrectNumComputedTokensParams& p, const DeviceProp
 
 // Unified buffer bytes for mapping tokens to slots (map_tokens() in correction.cpp).
 inline int64_t slot_mapping_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
-  return StagedSlotsLayout::ub_bytes(p, per_pass) + TokenWindowLayout<int64_t>::ub_bytes(per_pass) +
+  return StagedSlotsLayout::ub_bytes(p, per_pass) + LocalBufferLayout<int64_t>::ub_bytes(per_pass) +
          int32_ub_bytes(per_pass * p.slot_bytes / int64_t{sizeof(int32_t)});
 }
 

@@ -8,7 +8,7 @@ namespace ngram_npu::ascendc {
 
 // The staged items [begin, end) of a tensor with one item per token. Items that are not set keep the tensor's value.
 template <class T>
-class TokenWindow : public TokenWindowLayout<T> {
+class TokenWindow : public LocalBufferLayout<T> {
  public:
   __aicore__ inline TokenWindow(AscendC::TPipe& pipe, int64_t capacity) : items_(pipe, capacity) {}
 

@@ -31,9 +31,6 @@ struct LocalBufferLayout {
 NGRAM_FN constexpr int64_t int32_ub_bytes(int64_t capacity) { return LocalBufferLayout<int32_t>::ub_bytes(capacity); }
 
 template <class T>
-struct UbWindowLayout : LocalBufferLayout<T> {};
-
-template <class T>
 struct RandomAccessArrayLayout {
   static constexpr int64_t ub_bytes(int64_t size) {
     return LocalBufferLayout<T>::ub_bytes(size <= kMaxStagedItems ? size : 0);
@@ -70,9 +67,6 @@ struct StagedCountsLayout {
 struct CountPassLayout {
   static constexpr int64_t ub_bytes(int64_t per_pass) { return 2 * int32_ub_bytes(per_pass); }
 };
-
-template <class T>
-struct TokenWindowLayout : LocalBufferLayout<T> {};
 
 struct StagedSlotsLayout {
   static constexpr int64_t ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {

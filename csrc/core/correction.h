@@ -180,8 +180,9 @@ NGRAM_FN int64_t position_of_token(int64_t n, int32_t begin, int32_t num_compute
   return num_computed + (n - begin);
 }
 
-NGRAM_FN int32_t sequence_length(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed) {
-  return wrap_add(num_computed, num_scheduled_tokens(p.slots.query_start_loc, i));
+template <class Offsets>
+NGRAM_FN int32_t sequence_length(const Offsets& query_start_loc, int64_t i, int32_t num_computed) {
+  return wrap_add(num_computed, num_scheduled_tokens(query_start_loc, i));
 }
 
 // Whether the request's sampled token must be discarded, because the step ends before the request's known tokens end or

@@ -124,7 +124,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_correct_spec_state_(const CorrectSpecStat
   cpu::call_with_slot_array(p.slots, [&p](const auto& slots) {
     for (int64_t i = 0; i < p.counts.batch; ++i) {
       const int32_t num_computed = p.counts.num_computed_tokens[i];
-      const int32_t seq_len = sequence_length(p, i, num_computed);
+      const int32_t seq_len = sequence_length(p.slots.query_start_loc, i, num_computed);
       p.seq_lens[i] = seq_len;
       if (p.discard != nullptr) p.discard[i] = should_discard(p, i, seq_len);
       cpu::write_positions(p, i, num_computed);

@@ -92,7 +92,7 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
     return;
   }
   const CorrectedCounts counts = corrected_counts(p.counts, i);
-  const int32_t seq_len = sequence_length(p, i, counts.num_computed);
+  const int32_t seq_len = sequence_length(p.slots.query_start_loc, i, counts.num_computed);
   p.seq_lens[i] = seq_len;
   if (p.discard != nullptr) p.discard[i] = should_discard(p, i, seq_len);
   stage_counts(p.counts, i, counts);
@@ -135,7 +135,6 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecSta
   const CorrectSpecStateParams& p = *params;
   const dim3 grid = make_grid(p);
   if (grid.x > 1) {
-    if (p.workspace == nullptr) return kInvalidParams;
     const int32_t status = zero_workspace(p.workspace, kCorrectSpecStateWorkspaceWords, stream);
     if (status != kOk) return status;
   }

@@ -50,6 +50,12 @@ __device__ inline bool is_last_block(uint32_t* num_arrived, bool* is_last) {
   return *is_last;
 }
 
+// Returns how many lanes precede the first lane without `condition`, in every lane of a warp.
+__device__ inline int32_t count_leading_lanes(bool condition) {
+  const uint32_t lanes = __ballot_sync(kWholeWarp, condition);
+  return lanes == kWholeWarp ? kWarpSize : __ffs(static_cast<int32_t>(~lanes)) - 1;
+}
+
 // Returns the sum of the values of this lane and all lower lanes.
 template <class Int>
 __device__ Int prefix_sum_over_warp(Int value) {
@@ -111,6 +117,7 @@ int32_t launch(void (*kernel)(Parameters...), LaunchShape shape, void* stream, A
 
 // Zeroes a call's workspace before its launch, because an earlier call that used the memory may have failed.
 inline int32_t zero_workspace(void* workspace, int64_t words, void* stream) {
+  if (workspace == nullptr) return kInvalidParams;
   const size_t bytes = static_cast<size_t>(words) * sizeof(int32_t);
   return status_of(cudaMemsetAsync(workspace, 0, bytes, static_cast<cudaStream_t>(stream)));
 }

@@ -377,12 +377,6 @@ __device__ void look_up(const Lookup& lookup, const Params& p, LookupBlock& bloc
   lookup.grow_row(i);
 }
 
-// Returns how many lanes precede the first lane without a valid token, in every lane of a warp.
-__device__ inline int32_t count_valid_lanes(int32_t token, int64_t vocab_size) {
-  const uint32_t valid_lanes = __ballot_sync(kWholeWarp, is_valid_token(token, vocab_size));
-  return valid_lanes == kWholeWarp ? kWarpSize : __ffs(static_cast<int32_t>(~valid_lanes)) - 1;
-}
-
 // Writes request i's draft, its number of tokens and its match length, with one thread per draft token. `padding_token`
 // is for output positions that are not filled.
 template <class Params>
@@ -398,8 +392,8 @@ __device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens,
   static_assert(kMaxDraftTokens == 2 * kWarpSize);
   const int32_t lane = j % kWarpSize, first_token = load_token(lane), second_token = load_token(lane + kWarpSize);
   const int32_t token = j < kWarpSize ? first_token : second_token;
-  int32_t num_valid = count_valid_lanes(first_token, p.lookup.vocab_size);
-  if (num_valid == kWarpSize) num_valid += count_valid_lanes(second_token, p.lookup.vocab_size);
+  int32_t num_valid = count_leading_lanes(is_valid_token(first_token, p.lookup.vocab_size));
+  if (num_valid == kWarpSize) num_valid += count_leading_lanes(is_valid_token(second_token, p.lookup.vocab_size));
   const DraftLengths lengths = end_before_invalid_id(max_draft_lengths(match, tokens.length, p.lookup), num_valid);
   if (j < p.lookup.k) p.draft_token_ids.set(i, j, j < lengths.num_filled ? token : padding_token);
   if (j == 0) {
@@ -446,7 +440,6 @@ int32_t launch_lookup(void (*kernel)(Params), const Params& p, void* stream) {
   const LaunchShape shape = plan_lookup(kernel, p);
   if (shape.grid.x < 1) return kInvalidParams;
   if (shape.grid.y > 1) {
-    if (p.workspace == nullptr) return kInvalidParams;
     const int32_t status = zero_workspace(p.workspace, lookup_workspace_words(p.batch), stream);
     if (status != kOk) return status;
   }

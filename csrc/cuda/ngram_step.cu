@@ -22,7 +22,7 @@ struct StepLookup {
     const RequestRow row = request_row(p, i);
     int32_t num_valid = 0;
     for (int32_t token = first_token;; token = load_sampled_token(num_valid + lane)) {
-      const int32_t num_more = count_valid_lanes(token, p.lookup.vocab_size);
+      const int32_t num_more = count_leading_lanes(is_valid_token(token, p.lookup.vocab_size));
       num_valid += num_more;
       if (num_more < kWarpSize) break;
     }

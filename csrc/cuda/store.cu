@@ -105,8 +105,8 @@ __device__ int32_t count_prefix_by_warp(int64_t count, const Condition& conditio
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t begin = 0;; begin += kWarpSize) {
     const int64_t j = begin + lane;
-    const uint32_t lanes = __ballot_sync(kWholeWarp, j < count && condition(j));
-    if (lanes != kWholeWarp) return begin + __ffs(static_cast<int32_t>(~lanes)) - 1;
+    const int32_t num_lanes = count_leading_lanes(j < count && condition(j));
+    if (num_lanes < kWarpSize) return begin + num_lanes;
   }
 }
 
