@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from async_state.devices import POLICIES
 from async_state.engine import Engine, run_scenario
 from async_state.faults import FAULTS
-from async_state.scenario import DEVICES, Scenario
+from async_state.scenario import Scenario
 from tools.bench.measure import describe_run
 
 FIRST_SEED = 1_000_000
@@ -30,7 +31,7 @@ _MAX_ATTEMPTS = 200
 
 def make_scenario(number: int, has_all_options: bool = False) -> Scenario:
     rng = random.Random(FIRST_SEED + number)
-    return Scenario(rng, DEVICES[number % len(DEVICES)], has_all_options=has_all_options)
+    return Scenario(rng, POLICIES[number % len(POLICIES)], has_all_options)
 
 
 def run_scenarios(count: int, first: int = 0, has_all_options: bool = False) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def _count_events(engine: Engine) -> Counter[str]:
 
 
 def find_detection(name: str) -> tuple[int, str] | None:
-    """Returns the first scenario on a late device that detects a fault, and its error.
+    """Returns the first scenario that detects a fault, and its error.
 
     The result is None if no scenario detects the fault.
 
@@ -82,8 +83,6 @@ def find_detection(name: str) -> tuple[int, str] | None:
         AttributeError, TypeError, NameError: The fault does not fit the current code.
     """
     for number in range(_MAX_ATTEMPTS):
-        if DEVICES[number % len(DEVICES)] == "cpu":
-            continue
         with FAULTS[name]():
             try:
                 run_scenario(make_scenario(number))

@@ -1,5 +1,4 @@
-"""Simulated devices: LateDevice delays its work, PlainDevice is the CPU, and Countdown makes a
-device call fail.
+"""A simulated device, LateDevice, which delays its work. Countdown makes a device call fail.
 
 A LateDevice queues operators and copies in streams. The queued work runs when the host waits for an
 event, or when the policy decides, in any order that streams and events allow. The host cannot read
@@ -12,14 +11,14 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from ngram_npu import NgramStore
-from ngram_npu.async_state import AsyncSpecState, CpuDevice
+from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.store.contents import read_texts
 from ngram_npu.store.integrity import check_contents
 from ngram_npu.store.memory import HostMemory
@@ -33,7 +32,7 @@ POLICIES = ("eager", "lazy", "main first", "side first", "random")
 
 _FUNCTIONS = {"_to_copy", "clamp", "ge", "index", "mul", "sub", "add"}
 _IN_PLACE = {"clamp_", "index_fill_", "masked_fill_", "fill_"}
-_ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "unsqueeze", "detach", "alias"}
+_ALIASES = {"slice", "view", "split_with_sizes", "unsqueeze", "detach"}
 
 
 class HostReadError(AssertionError):
@@ -369,10 +368,8 @@ class LateMemory(HostMemory):
         return LateTensor(torch.from_numpy(array), self._device)
 
 
-def make_store(device: LateDevice | PlainDevice, tokens: int, num_slots: int) -> NgramStore:
+def make_store(device: LateDevice, tokens: int, num_slots: int) -> NgramStore:
     """Returns a store in the memory of a device."""
-    if isinstance(device, PlainDevice):
-        return NgramStore(tokens, num_slots=num_slots)
     memory = LateMemory(device), "cpu"
     with mock.patch("ngram_npu.store.store._make_memory", return_value=memory):
         return NgramStore(tokens, num_slots=num_slots)
@@ -386,24 +383,6 @@ def check_store(store: NgramStore) -> list[tuple[int, list[int]]]:
 
 
 STORE_ARRAYS = "slots", "text", "blocks", "table", "allocator"
-
-
-class PlainDevice(CpuDevice):
-    """The CPU, with the methods of a LateDevice that tests call."""
-
-    launches: tuple[str, ...] = ()
-
-    def launch(self, work: Any, stream: str = "main") -> None:
-        work()
-
-    def replay(self, key: Any, work: Any) -> None:
-        work()
-
-    def drain(self) -> None:
-        pass
-
-    def forbid_waits(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class DeviceError(RuntimeError):

@@ -11,9 +11,8 @@ import numpy as np
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncConfig, KVGroup, MergeConfig
 
-from async_state.devices import POLICIES, LateDevice, PlainDevice
+from async_state.devices import POLICIES, LateDevice
 
-DEVICES = ("cpu", *POLICIES)
 DRAFTING_MODES = ("padded", "trimmed", "any")
 """Number of drafts per request and step: always k, the number found, or a random one."""
 RECONCILING_MODES = ("late", "at once", "any")
@@ -172,20 +171,16 @@ class Request:
 class Scenario:
     """The random choices of a run."""
 
-    def __init__(
-        self,
-        rng: random.Random,
-        device: str | None = None,
-        has_all_options: bool = False,
-    ) -> None:
+    def __init__(self, rng: random.Random, policy: str, has_all_options: bool = False) -> None:
         """
         Args:
+            policy: when the device of the last stage runs its work, one of POLICIES.
             has_all_options: whether device graphs, M-RoPE and two pipeline stages are combined;
                 otherwise, each is used in half of the scenarios.
         """
         self.rng = rng
         pick = rng.choice
-        self.device_name = device or pick(DEVICES)
+        self.policy = policy
         self.k = rng.randint(1, 4)
         self.drafting_mode = pick(DRAFTING_MODES)
         self.reconciling_mode = pick(RECONCILING_MODES)
@@ -305,10 +300,8 @@ class Scenario:
             position_dims=self.position_dims,
         )
 
-    def make_device(self, stage: int) -> LateDevice | PlainDevice:
+    def make_device(self, stage: int) -> LateDevice:
         """Returns the device of a pipeline stage. All but the last have a random policy."""
-        if self.device_name == "cpu":
-            return PlainDevice()
         if stage == self.num_stages - 1:
-            return LateDevice(self.device_name, self.rng)
+            return LateDevice(self.policy, self.rng)
         return LateDevice(self._stage_rng.choice(POLICIES), self._stage_rng)
