@@ -37,7 +37,6 @@ from ngram_npu.store.contents import (
 )
 from ngram_npu.store.file import StoreFileError
 from ngram_npu.store.identifiers import Scope, scope_of
-from ngram_npu.store.integrity import check_contents
 from ngram_npu.store.memory import DeviceMemory, HostMemory, Memory
 from ngram_npu.tensors import Int32Array, is_tensor
 
@@ -568,19 +567,6 @@ class NgramStore:
         for scope, text in texts:
             store.add_text(text, scope)
         return store
-
-    def check_integrity(self) -> None:
-        """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.
-
-        Raises:
-            IntegrityError: the message names the violated rule, and the slot, block or entry.
-        """
-        with self._between_steps():
-            arrays = {name: getattr(self, name) for name in _ARRAYS}
-            if self._device is not None:
-                arrays = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
-            arrays = {name: array.astype(np.int64) for name, array in arrays.items()}
-        check_contents(arrays)
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
