@@ -355,7 +355,7 @@ def test_slot_of_an_announced_request_stores_no_prompt(is_announced: bool) -> No
     store, row = make_store(), list(range(31))
     append_tokens(store, row[:28], 20)
     if is_announced:
-        store.begin_request(0)
+        store.begin_requests(0)
     append_tokens(store, row, 1, hold_back=True)
     assert [text for _, text in read_store(store)] == [list(range(8, 28))]
 
