@@ -8,9 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 from backends import TWIN_BACKENDS
-from ops.specs.store import new_store
-from store_steps import append_text, assert_equal, check_ranks, generate_steps, propose_drafts
+from ngram_npu import NgramStore
+from ops.reference.store import BLOCK
+from store_steps import (
+    assert_equal_drafts,
+    assert_equal_stores,
+    check_ranks,
+    generate_steps,
+    run_step,
+)
 
 TWIN = next(b for b in TWIN_BACKENDS if b.name == "ascendc_twin")
 RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "3000"))
@@ -27,14 +35,13 @@ def run_on_cores(num_cores: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("num_cores", [1, 2, 7, 40, 48])
 def test_store_on_any_number_of_cores_equals_store_of_cpu(num_cores: int) -> None:
-    store, expected = new_store(8, 4096, 6), new_store(8, 4096, 6)
+    store, expected_store = (NgramStore(8 * BLOCK, num_slots=6) for _ in range(2))
     for step, rows in zip(range(100), generate_steps(num_cores), strict=False):
-        append_text(expected, rows)
+        expected = run_step(expected_store, rows)
         with run_on_cores(num_cores):
-            append_text(store, rows)
-            drafts = propose_drafts(store, rows)
-        assert_equal(propose_drafts(expected, rows), drafts, f"step {step}")
-    assert_equal(expected, store, "after the last step")
+            drafts = run_step(store, rows, torch.from_numpy)
+        assert_equal_drafts(drafts, expected, step)
+    assert_equal_stores(store, expected_store)
 
 
 @pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
