@@ -35,7 +35,15 @@ using namespace api;  // NOLINT: the words of the tables
 
 #define FIELD NGRAM_NPU_FIELD
 
-struct ngram_propose : OperatorTable<NgramProposeParams> {
+// What the lookups have in common.
+template <class LookupParams>
+struct LookupTable : OperatorTable<LookupParams> {
+  using Params = LookupParams;
+  static constexpr Field kExecutor = FIELD(executor), kWorkspace = FIELD(workspace);
+  static bool complete(const Call& call, Params& p);
+};
+
+struct ngram_propose : LookupTable<NgramProposeParams> {
   static constexpr Argument kArguments[] = {
       {"Tensor token_ids", kInt32, {R, S}, FIELD(token_ids)},
       {"Tensor num_tokens", kInt32, {R}, FIELD(num_tokens)},
@@ -57,11 +65,9 @@ struct ngram_propose : OperatorTable<NgramProposeParams> {
       {"num_draft_tokens", {B}, FIELD(num_draft_tokens)},
       {"match_len", {B}, FIELD(match_len)},
   };
-  static constexpr Field kExecutor = FIELD(executor), kWorkspace = FIELD(workspace);
-  static bool complete(const Call& call, Params& p);
 };
 
-struct ngram_propose_ : OperatorTable<NgramProposeParams> {
+struct ngram_propose_ : LookupTable<NgramProposeParams> {
   static constexpr Argument kArguments[] = {
       {"Tensor token_ids", kInt32, {R, S}, FIELD(token_ids)},
       {"Tensor num_tokens", kInt32, {R}, FIELD(num_tokens)},
@@ -81,12 +87,10 @@ struct ngram_propose_ : OperatorTable<NgramProposeParams> {
       {"Tensor(w!)? workspace=None", kInt32, {W}, {}},
   };
   static constexpr Size kSizes[] = {{B, FIELD(batch)}, {k, {0, kMaxDraftTokens}, FIELD(lookup.k)}};
-  static constexpr Field kExecutor = FIELD(executor), kWorkspace = FIELD(workspace);
   static int64_t count_workspace_words(int64_t batch) { return lookup_workspace_words(batch); }
-  static bool complete(const Call& call, Params& p);
 };
 
-struct ngram_step_ : OperatorTable<NgramStepParams> {
+struct ngram_step_ : LookupTable<NgramStepParams> {
   static constexpr Argument kArguments[] = {
       {"Tensor(a!) token_ids", kInt32, {R, S}, FIELD(token_ids)},
       {"Tensor(b!) num_tokens", kInt32, {R}, FIELD(num_tokens)},
@@ -114,9 +118,7 @@ struct ngram_step_ : OperatorTable<NgramStepParams> {
       {"num_draft_tokens", {B}, FIELD(num_draft_tokens)},
       {"match_len", {B}, FIELD(match_len)},
   };
-  static constexpr Field kExecutor = FIELD(executor), kWorkspace = FIELD(workspace);
   static int64_t count_workspace_words(int64_t batch) { return lookup_workspace_words(batch); }
-  static bool complete(const Call& call, Params& p);
 };
 
 struct store_append_ : OperatorTable<StoreAppendParams> {

@@ -114,7 +114,7 @@ def count_drafts(requests: Sequence[TokenRequest]) -> tuple[Counts, Counts]:
         for row, (request, num_tokens[row], ends[row]) in steps:
             if running[row] is not request:
                 running[row] = request
-                store.begin_request(row)
+                store.begin_requests(row)
         rows = np.array([row for row, _ in steps], np.int32)
         batch = {"row_indices": rows, "num_sampled": np.ones(len(rows), np.int32)}
         next_positions = num_tokens[rows, None] + np.arange(K)

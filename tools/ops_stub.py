@@ -21,9 +21,7 @@ _RAISES = "ValueError: invalid argument (dtype, device, shape, stride, range, ov
 def read_schemas(text: str) -> list[str]:
     """Returns the schemas of the operators in the text of csrc/schemas.h."""
     schemas = []
-    for op, table in re.findall(
-        r"^struct (\w+) : OperatorTable.*?\{\n(.*?)^\};", text, re.M | re.S
-    ):
+    for op, table in re.findall(r"^struct ([a-z_]+) : \w+Table.*?\{\n(.*?)^\};", text, re.M | re.S):
         arguments, _, results = table.partition("kResults[] = ")
         names = ", ".join(re.findall(r'\{"([^"]+)"', arguments))
         tensors = ", ".join(f"Tensor {name}" for name in re.findall(r'\{"(\w+)"', results))

@@ -87,10 +87,6 @@ namespace {
 
 using api::Call;
 
-void check_lookup(const Call& call, const LookupOptions& lookup) {
-  call.check_scalar("min_n", lookup.min_n, {1, lookup.max_n});
-}
-
 // The columns of the store's table are found by a mask.
 void check_store_table(const Call& call) {
   const int64_t columns = call.size(api::E);
@@ -122,18 +118,9 @@ void check_slots(const Call& call, ComputeSlotMappingParams& p) {
 
 }  // namespace
 
-bool ngram_propose::complete(const Call& call, NgramProposeParams& p) {
-  check_lookup(call, p.lookup);
-  return p.batch > 0;
-}
-
-bool ngram_propose_::complete(const Call& call, NgramProposeParams& p) {
-  check_lookup(call, p.lookup);
-  return p.batch > 0;
-}
-
-bool ngram_step_::complete(const Call& call, NgramStepParams& p) {
-  check_lookup(call, p.lookup);
+template <class LookupParams>
+bool LookupTable<LookupParams>::complete(const Call& call, LookupParams& p) {
+  call.check_scalar("min_n", p.lookup.min_n, {1, p.lookup.max_n});
   return p.batch > 0;
 }
 

@@ -12,7 +12,6 @@ from ngram_npu.doctor import Report, doctor
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
 from ngram_npu.store import (
     PRIVATE_SCOPE,
-    IntegrityError,
     NgramStore,
     Scope,
     StoreFileError,
@@ -24,7 +23,6 @@ __all__ = [
     "CONTRACT_VERSION",
     "PRIVATE_SCOPE",
     "Drafts",
-    "IntegrityError",
     "NgramConfig",
     "NgramProposer",
     "NgramStore",

@@ -71,7 +71,7 @@ class NgramProposer:
     With a store, requests also draft from other requests' text, and each call adds the sampled
     tokens to the store (docs/design/store.md). Each request uses a slot of the store, by default
     the number of its row. The store recognizes rows that move; a new request in a row should be
-    announced by ``store.begin_request``.
+    announced by ``store.begin_requests``.
 
     A copy or a pickle has the same settings. A proposer with a store cannot be copied or pickled.
 

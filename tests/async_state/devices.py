@@ -20,8 +20,9 @@ import torch
 from ngram_npu import NgramStore
 from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.store.contents import read_texts
-from ngram_npu.store.integrity import check_contents
 from ngram_npu.store.memory import HostMemory
+from ops.specs.store import STORE
+from store_integrity import check_contents
 
 Launch = tuple[Any, Callable[[], object]]
 """The signature of an operator and its arguments, and the work on the device."""
@@ -377,12 +378,9 @@ def make_store(device: LateDevice, tokens: int, num_slots: int) -> NgramStore:
 
 def check_store(store: NgramStore) -> list[tuple[int, list[int]]]:
     """Checks a store in the memory of a device without pending work. Returns its texts."""
-    arrays = {name: np.asarray(get_value(getattr(store, name))) for name in STORE_ARRAYS}
+    arrays = {name: np.asarray(get_value(getattr(store, name))) for name in STORE}
     check_contents({name: array.astype(np.int64) for name, array in arrays.items()})
     return [(scope, text.tolist()) for scope, text in read_texts(arrays["blocks"], arrays["text"])]
-
-
-STORE_ARRAYS = "slots", "text", "blocks", "table", "allocator"
 
 
 class DeviceError(RuntimeError):

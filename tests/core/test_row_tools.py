@@ -1,4 +1,5 @@
-"""Tests of ``_C.count_items`` and ``_C.list_drafts``; see also tests/async_state/test_upload.py."""
+"""Tests of ``_C.count_items``, ``_C.list_drafts`` and ``_C.join_spans``; see also
+tests/async_state/test_upload.py."""
 
 from __future__ import annotations
 
@@ -23,6 +24,11 @@ def test_count_items_returns_the_length_of_each_list() -> None:
     counts = _C.count_items([[1, 2], [], [3]])
     assert counts.dtype == np.int32
     assert counts.tolist() == [2, 0, 1]
+
+
+def test_join_spans_concatenates_spans() -> None:
+    begins, counts = np.array([3, 5, 1]), np.array([2, 0, 1], np.int32)
+    assert _C.join_spans(np.arange(5, dtype=np.int32), begins, counts).tolist() == [3, 4, 1]
 
 
 @pytest.mark.parametrize("lists", [[[1], 2], ([1],)])

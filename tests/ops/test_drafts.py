@@ -78,6 +78,10 @@ PROPOSALS = {
     ),
     "overlap-of-one-token": ([4, 4, 4], (2, 2), 5, {"overlap": True}, [4] * 5),
     "filled-at-max-len": (PERIOD, (2, 2), 3, {"max_len": 7, "fill": True}, [2] * 3),
+    "fill-after-row": (PERIOD, (2, 2), 7, {"fill": True}, [3, 4, 5, 1, 2, 2, 2]),
+    "fill-beyond-max-len": (
+        PERIOD, (2, 2), 7, {"max_len": 8, "overlap": True, "fill": True}, [3, 4, 5, 1, 2, 3, 4],
+    ),
     # Only this project: no token outside the vocabulary is drafted, or fills a position.
     "ends-before-invalid-id": (PERIOD, (2, 2), 4, {"vocab_size": 5}, [3, 4]),
     "first-id-is-invalid": (PERIOD, (2, 2), 4, {"vocab_size": 3}, []),
@@ -96,13 +100,6 @@ PROPOSALS = {
 def test_proposal_equals_hand_computed_draft(front_end: Backend, proposal: tuple) -> None:
     context, n, k, options, expected = proposal
     assert propose(front_end, context, n=n, k=k, **options) == expected
-
-
-def test_fill_continues_the_draft(front_end: Backend) -> None:
-    options = {"n": (2, 2), "k": 7, "fill": True}
-    assert propose(front_end, PERIOD, **options) == [3, 4, 5, 1, 2, 2, 2]
-    overlapping = propose(front_end, PERIOD, **options, max_len=8, overlap=True)
-    assert overlapping == [3, 4, 5, 1, 2, 3, 4]
 
 
 STEPS = {

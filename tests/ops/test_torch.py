@@ -71,7 +71,8 @@ REQUIRED_NAMES = {"prepare_next_token_ids": "backup_token_ids", "ngram_propose_"
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_arguments_with_defaults_may_be_omitted(spec: OpSpec) -> None:
-    """Tests torch, a compiled graph, and numpy. In torch, arguments after `*` are keyword-only."""
+    """Tests torch, its wrapper in `ops`, a compiled graph, and numpy. In torch, arguments after
+    `*` are keyword-only."""
     args = spec.sample().args
     defaults = {
         a.name: a.default_value for a in _get_op(spec)._schema.arguments if a.has_default_value()
@@ -86,6 +87,7 @@ def test_arguments_with_defaults_may_be_omitted(spec: OpSpec) -> None:
     torch._dynamo.reset()
     for function, convert in (
         (_get_op(spec), to_torch),
+        (getattr(ops, spec.name), to_torch),
         (torch.compile(_get_op(spec), fullgraph=True, backend="aot_eager"), to_torch),
         (getattr(_C, spec.name), lambda values: values),
     ):
@@ -97,18 +99,6 @@ def test_arguments_with_defaults_may_be_omitted(spec: OpSpec) -> None:
     if spec.num_positional < len(spec.arguments):
         with pytest.raises(RuntimeError, match="positional argument"):
             getattr(torch.ops.ngram_npu, spec.name)(*to_torch(clone_args(all_args)))
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_wrapper_passes_arguments_by_name(spec: OpSpec) -> None:
-    """Detects wrappers that exchange two arguments of the same type."""
-    names = [name for name, _ in spec.arguments]
-
-    def call(_: str, args: Args) -> tuple[np.ndarray, ...]:
-        return as_arrays(getattr(ops, spec.name)(**dict(zip(names, to_torch(args), strict=True))))
-
-    for label in {"", spec.sample_with(spec.tensor_names[-1]).label}:
-        check_parity(spec, Backend("wrapper", call), Sample("", spec.sample(label).args))
 
 
 def test_ngram_propose_supports_vmap() -> None:

@@ -11,7 +11,7 @@ import torch
 from ngram_npu import NgramStore
 from ops.reference.store import BLOCK
 from ops.specs import Array
-from ops.specs.store import CONTENTS, SCOPES, Store, new_store
+from ops.specs.store import SCOPES, STORE
 
 K = 6
 HOSTILE_TOKENS = -(2**31), -1, 0, 2**31 - 1
@@ -43,11 +43,6 @@ def generate_steps(seed: int) -> Iterator[dict[str, Array]]:
         }  # fmt: skip
 
 
-def append_text(store: Store, rows: dict[str, Array], hold_back: bool = True) -> None:
-    arguments = {name: torch.from_numpy(array) for name, array in {**rows, **store}.items()}
-    torch.ops.ngram_npu.store_append_(**arguments, max_new=BLOCK, hold_back=hold_back)
-
-
 def new_drafts(batch: int) -> dict[str, Array]:
     """Returns the arrays that ``store_propose_`` updates, without drafts of the rows."""
     names = "num_draft_tokens", "match_len", "agreement"
@@ -69,19 +64,14 @@ def run_step(
     return {name: torch.as_tensor(draft).cpu().numpy() for name, draft in drafts.items()}
 
 
-def propose_drafts(store: Store, rows: dict[str, Array]) -> dict[str, Array]:
-    drafts = new_drafts(len(rows["num_sampled"]))
-    contents = {name: store[name] for name in CONTENTS}
-    arguments = {**rows, **contents, **drafts}
-    del arguments["slot_indices"]
-    tensors = {name: torch.from_numpy(array) for name, array in arguments.items()}
-    torch.ops.ngram_npu.store_propose_(**tensors)
-    return drafts
+def assert_equal_stores(store: NgramStore, other: NgramStore) -> None:
+    for name in STORE:
+        assert np.array_equal(getattr(store, name), getattr(other, name)), name
 
 
-def assert_equal(store: dict[str, Array], other: dict[str, Array], where: str) -> None:
-    for name, array in store.items():
-        assert np.array_equal(array, other[name]), f"{where}: {name}"
+def assert_equal_drafts(drafts: dict[str, Array], others: dict[str, Array], step: int) -> None:
+    for name, array in drafts.items():
+        assert np.array_equal(array, others[name]), f"step {step}: {name}"
 
 
 def check_ranks(
@@ -89,15 +79,14 @@ def check_ranks(
 ) -> None:
     """Runs the same steps on two ranks, and checks that their drafts and stores are equal.
     ``select_rank(rank, step)`` selects the rank's machine within a `with` block."""
-    stores = [new_store(8, 4096, 6) for _ in range(2)]
+    stores = [NgramStore(8 * BLOCK, num_slots=6) for _ in range(2)]
     num_drafts = 0
     for step, rows in zip(range(num_steps), generate_steps(11), strict=False):
         drafts = []
         for rank, store in enumerate(stores):
             with select_rank(rank, step):
-                append_text(store, rows)
-                drafts.append(propose_drafts(store, rows))
-        assert_equal(*drafts, f"step {step}")
+                drafts.append(run_step(store, rows, torch.from_numpy))
+        assert_equal_drafts(*drafts, step)
         num_drafts += int((drafts[0]["agreement"] >= 0).sum())
-    assert_equal(*stores, "after the last step")
+    assert_equal_stores(*stores)
     assert num_drafts > num_steps / 2

@@ -9,12 +9,20 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from backends import TWIN_BACKENDS
+from ngram_npu import NgramStore
 from ops.parity import check_parity
+from ops.reference.store import BLOCK
 from ops.specs import OPSPECS, Sample
 from ops.specs.inputs import make_match_rows
-from ops.specs.store import new_store
-from store_steps import append_text, assert_equal, check_ranks, generate_steps, propose_drafts
+from store_steps import (
+    assert_equal_drafts,
+    assert_equal_stores,
+    check_ranks,
+    generate_steps,
+    run_step,
+)
 
 TWIN = next(b for b in TWIN_BACKENDS if b.name == "ascendc_twin")
 MIN_SPAN, HALO, MAX_TILE, STEP = 1024, 64, 8448, 128
@@ -33,14 +41,13 @@ def run_on_cores(num_cores: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("num_cores", [1, 2, 7, 40, 48])
 def test_store_on_any_number_of_cores_equals_store_of_cpu(num_cores: int) -> None:
-    store, expected = new_store(8, 4096, 6), new_store(8, 4096, 6)
+    store, expected_store = (NgramStore(8 * BLOCK, num_slots=6) for _ in range(2))
     for step, rows in zip(range(100), generate_steps(num_cores), strict=False):
-        append_text(expected, rows)
+        expected = run_step(expected_store, rows)
         with run_on_cores(num_cores):
-            append_text(store, rows)
-            drafts = propose_drafts(store, rows)
-        assert_equal(propose_drafts(expected, rows), drafts, f"step {step}")
-    assert_equal(expected, store, "after the last step")
+            drafts = run_step(store, rows, torch.from_numpy)
+        assert_equal_drafts(drafts, expected, step)
+    assert_equal_stores(store, expected_store)
 
 
 @pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])

@@ -16,11 +16,11 @@ import pytest
 import torch
 from backends import TWIN_BACKENDS, Backend
 from cuda_hooks import check_changed_lengths, check_failed_launch_is_reported
+from ngram_npu import NgramStore
 from ops.parity import Case, check_case, make_sample_cases
 from ops.reference.store import BLOCK
 from ops.specs import OPSPECS, OpSpec
-from ops.specs.store import new_store
-from store_steps import append_text, assert_equal, check_ranks
+from store_steps import assert_equal_stores, check_ranks
 
 # "fast" runs one block after the other; "resident" interleaves several blocks.
 FAST, RESIDENT = (
@@ -113,22 +113,23 @@ def test_backends_agree_after_texts_were_added_in_slices() -> None:
     texts = [np.concatenate(rng.permutation(phrases))[:length] for length in (540, 3, 256, 257, 1)]
     stores = []
     for backend, seed in ((None, 1), (FAST, 1), (RESIDENT, 5), (RESIDENT, 77)):
-        store = new_store(9, 256, 1)
+        store = NgramStore(9 * BLOCK, num_slots=1)
         with nullcontext() if backend is None else backend.select():
             if backend is RESIDENT:
                 _set_seed(seed)
             for i, text in enumerate(texts):
-                store["slots"][:] = 0
+                store.begin_requests(0)
                 for begin in range(0, len(text), BLOCK):
                     end = min(begin + BLOCK, len(text))
-                    rows = {
-                        "token_ids": text[None].astype(np.int32),
-                        "num_tokens": np.array([end], np.int32),
-                        "num_sampled": np.array([end - begin], np.int32),
-                        "scopes": np.array([i % 2]),
-                    }
-                    append_text(store, rows, hold_back=False)
+                    store.append(
+                        torch.tensor(text[None], dtype=torch.int32),
+                        torch.tensor([end], dtype=torch.int32),
+                        torch.tensor([end - begin], dtype=torch.int32),
+                        scopes=torch.tensor([i % 2]),
+                        max_new=BLOCK,
+                        hold_back=False,
+                    )
         stores.append(store)
-    assert (stores[0]["table"][:, 1::2] > 0).sum() > 200
+    assert (stores[0].table[:, 1::2] > 0).sum() > 200
     for store in stores[1:]:
-        assert_equal(stores[0], store, "after the texts")
+        assert_equal_stores(stores[0], store)

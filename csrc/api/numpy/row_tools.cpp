@@ -1,13 +1,44 @@
 // numpy bindings of functions for which Python or NumPy would take too long: packing rows for copies to the device, for
 // AsyncSpecState, and the lists of tokens of vLLM's V1 model runner.
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "api/numpy/arrays.h"
-#include "cpu/row_packing.h"
 
 namespace ngram_npu::numpy {
 namespace {
+
+constexpr int64_t kChunkItems = 64;
+constexpr int32_t kUnusedItem = -1;
+
+struct SourceRow {
+  const char* data;     // int32 items, possibly unaligned: a runner's row may be a slice
+  int64_t stride;       // in bytes
+  int64_t size;         // number of items
+  int64_t min_items;    // the row is padded to at least this many items
+  int64_t first_chunk;  // index of the row's first destination chunk
+
+  int64_t num_chunks() const { return (larger(size, min_items) + kChunkItems - 1) / kChunkItems; }
+};
+
+// Writes rows as whole chunks, padded with kUnusedItem, and the destination index of each chunk. Returns the smallest
+// item of the rows from `split` on; INT32_MAX if they have no items.
+int32_t copy_rows(const std::vector<SourceRow>& rows, int64_t split, int64_t* chunk_indices, int32_t* chunks) {
+  int32_t min_item = INT32_MAX;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const SourceRow& row = rows[i];
+    for (int64_t j = 0; j < row.size; ++j) std::memcpy(chunks + j, row.data + j * row.stride, sizeof(int32_t));
+    if (static_cast<int64_t>(i) >= split && row.size > 0)
+      min_item = smaller(min_item, *std::min_element(chunks, chunks + row.size));
+    const int64_t num_chunks = row.num_chunks();
+    std::fill(chunks + row.size, chunks + num_chunks * kChunkItems, kUnusedItem);
+    for (int64_t j = 0; j < num_chunks; ++j) *chunk_indices++ = row.first_chunk + j;
+    chunks += num_chunks * kChunkItems;
+  }
+  return min_item;
+}
 
 // Checks a vector of this size (-1: any) and returns its properties.
 api::TensorView check_vector(const api::Arguments& call, const char* name, py::handle array, api::DTypes dtype,
@@ -30,7 +61,7 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
   const auto* first_chunks_data = static_cast<const int64_t*>(first_chunks_view.data);
   const auto* min_items_data = static_cast<const int64_t*>(min_items_view.data);
 
-  std::vector<cpu::SourceRow> sources;
+  std::vector<SourceRow> sources;
   int64_t num_chunks = 0, chunks_before_split = 0;
   for (int64_t i = 0; i < count; ++i) {
     const py::object row = rows[static_cast<size_t>(i)];
@@ -46,8 +77,8 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
     if (i < split) chunks_before_split = num_chunks;
   }
   py::array_t<int64_t> chunk_indices(num_chunks);
-  py::array_t<int32_t> chunks({num_chunks, cpu::kChunkItems});
-  const int32_t min_item = cpu::pack_rows(sources, split, chunk_indices.mutable_data(), chunks.mutable_data());
+  py::array_t<int32_t> chunks({num_chunks, kChunkItems});
+  const int32_t min_item = copy_rows(sources, split, chunk_indices.mutable_data(), chunks.mutable_data());
   return py::make_tuple(std::move(chunk_indices), std::move(chunks), chunks_before_split, min_item);
 }
 
@@ -68,7 +99,10 @@ py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle 
     total += counts_data[i];
   }
   py::array_t<int32_t> joined_items(total);
-  cpu::join_spans(items_data, begins_data, counts_data, num_spans, joined_items.mutable_data());
+  int32_t* joined_end = joined_items.mutable_data();
+  for (int64_t i = 0; i < num_spans; ++i) {
+    joined_end = std::copy_n(items_data + begins_data[i], counts_data[i], joined_end);
+  }
   return joined_items;
 }
 
@@ -107,7 +141,7 @@ py::list list_drafts(py::handle draft_token_ids, py::handle num_draft_tokens) {
 
 void define_row_tools(py::module_& m) {
   using py::arg;
-  m.attr("CHUNK_ITEMS") = cpu::kChunkItems;
+  m.attr("CHUNK_ITEMS") = kChunkItems;
   m.def("pack_rows", pack_rows, arg("rows"), arg("first_chunks"), arg("min_items"), arg("split"));
   m.def("join_spans", join_spans, arg("items"), arg("begins"), arg("counts"));
   m.def("count_items", count_items, arg("lists"));

@@ -156,7 +156,7 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         self._proposer = NgramProposer(config, store=store)
         self._statistics = statistics or DraftingStatistics()
         if store is not None:
-            store.begin_request(0)
+            store.begin_requests(0)
         self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
         self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
         self._stopping_criteria = stopping_criteria

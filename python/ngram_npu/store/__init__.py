@@ -10,7 +10,6 @@ from ngram_npu.store.identifiers import (
     scope_of_request,
     tokenizer_digest,
 )
-from ngram_npu.store.integrity import IntegrityError
 from ngram_npu.store.store import DEFAULT_TOKENS, NgramStore, StoreStatistics
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "DEFAULT_TOKENS",
     "PRIVATE_SCOPE",
     "SHARED_SCOPE",
-    "IntegrityError",
     "NgramStore",
     "Scope",
     "StoreFileError",

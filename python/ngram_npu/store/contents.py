@@ -16,7 +16,8 @@ OCCURRENCES = 2
 SLOT_WORDS, HEAD_WORDS = 8, 8
 HEAD_NUMBER, HEAD_PREVIOUS, HEAD_NEXT, HEAD_FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
 """The words of a block's head."""
-SLOT_BLOCK, SLOT_LENGTH = 0, 1
+SLOT_BLOCK = 0
+"""The word of a slot with its block's number."""
 MAX_BLOCKS = 2**20
 END_OF_BLOCK_NUMBERS = 2**23
 
@@ -33,15 +34,6 @@ def read_scopes(blocks: npt.NDArray[np.integer]) -> Int64Array:
     """Returns the scope of each block."""
     halves = blocks[:, SCOPE_LOW : SCOPE_HIGH + 1].astype(np.int32)
     return np.ascontiguousarray(halves).view(np.int64)[:, 0]
-
-
-def is_in_ring(
-    blocks: npt.NDArray[np.integer], numbers: npt.NDArray[np.integer]
-) -> npt.NDArray[np.bool_]:
-    """Returns for each block number whether the block is still stored. The blocks are a ring: a
-    block replaces the one whose number is smaller by the number of blocks."""
-    in_ring: npt.NDArray[np.bool_] = blocks[numbers % len(blocks), HEAD_NUMBER] == numbers
-    return in_ring & (numbers > 0)
 
 
 def read_texts(blocks: Int32Array, text: Int32Array) -> list[tuple[Scope, Int32Array]]:

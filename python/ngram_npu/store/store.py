@@ -37,7 +37,6 @@ from ngram_npu.store.contents import (
 )
 from ngram_npu.store.file import StoreFileError
 from ngram_npu.store.identifiers import Scope, scope_of
-from ngram_npu.store.integrity import check_contents
 from ngram_npu.store.memory import DeviceMemory, HostMemory, Memory
 from ngram_npu.tensors import Int32Array, is_tensor
 
@@ -255,16 +254,15 @@ class NgramStore:
             self._memory.use_current_stream_for_steps()
             self._reserve_numbers(num_requests, max_new)
 
-    def begin_request(self, slot: int) -> None:
-        """Announces that another request uses a slot, before its first step. The call is optional:
-        without it the slot recognizes most new requests by their text. It launches in the current
-        stream, which is that of the steps."""
-        with self._mutex:
-            self.slots[slot] = 0
-
     def begin_requests(self, slots: Any) -> None:
-        """Does what :meth:`begin_request` does for slots [N] int64, an array or a tensor on the
-        store's device, or for a slice of slots."""
+        """Announces that other requests use slots, before their first step. The call is optional:
+        without it a slot recognizes most new requests by their text. It launches in the current
+        stream, which is that of the steps.
+
+        Args:
+            slots: a slot, a slice of slots, or slots [N] int64, an array or a tensor on the store's
+                device.
+        """
         with self._mutex:
             if is_tensor(slots):
                 # An assignment to an index would copy the zero from the host.
@@ -370,7 +368,7 @@ class NgramStore:
             row, lengths = place(np.ascontiguousarray(text, np.int32)[None]), place(ends)
             counts = place(np.diff(ends, prepend=np.int32(0)))
             slots, scopes = place(np.array([self.num_slots])), place(np.array([scope], np.int64))
-            self.begin_request(self.num_slots)
+            self.begin_requests(self.num_slots)
             for i in range(len(ends)):
                 self._reserve_numbers(1, BLOCK_TOKENS)
                 self.append(
@@ -568,19 +566,6 @@ class NgramStore:
         for scope, text in texts:
             store.add_text(text, scope)
         return store
-
-    def check_integrity(self) -> None:
-        """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.
-
-        Raises:
-            IntegrityError: the message names the violated rule, and the slot, block or entry.
-        """
-        with self._between_steps():
-            arrays = {name: getattr(self, name) for name in _ARRAYS}
-            if self._device is not None:
-                arrays = {name: tensor.cpu().numpy() for name, tensor in arrays.items()}
-            arrays = {name: array.astype(np.int64) for name, array in arrays.items()}
-        check_contents(arrays)
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:

@@ -68,7 +68,7 @@ class RowDrafter(Drafter):
     def begin(self, row: int, request: Any) -> None:
         """A request, also one that was preempted, begins in ``row``."""
         if self._store is not None:
-            self._store.begin_request(row)
+            self._store.begin_requests(row)
             self._scopes[row] = self.find_scope(
                 request.lora_request,
                 request.sampling_params,

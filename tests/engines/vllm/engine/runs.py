@@ -25,6 +25,7 @@ from engines import (
     start_engine,
 )
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
+from store_integrity import check_integrity
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -123,7 +124,7 @@ def run_method(model: Path, method: Method, **options: Any) -> Run:
         if drafter is not None and drafter.stats is not None:
             result.num_counted_drafts = int(drafter.stats._sums["drafts"])
         if counter is not None:
-            engine.store.check_integrity()
+            check_integrity(engine.store)
             result.num_store_drafts = counter.count
             result.stored_texts = [(scope, text.tolist()) for scope, text in engine.store.texts()]
         del drafter, counter

@@ -1,4 +1,4 @@
-"""Checks the contents of a store, for tests and diagnosis."""
+"""Checks that the memory of a store is in a state that the operators write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
+import torch
+from ngram_npu import NgramStore
 from ngram_npu.store.contents import (
     BLOCK_TOKENS,
     END_OF_BLOCK_NUMBERS,
@@ -17,27 +18,29 @@ from ngram_npu.store.contents import (
     OCCURRENCES,
     SIZES,
     SLOT_BLOCK,
-    SLOT_LENGTH,
     Int64Array,
-    is_in_ring,
     read_scopes,
 )
+from ops.specs.store import STORE
 
 _HASH_BASE = 0x9E3779B97F4A7C15
+_SLOT_LENGTH = 1
 
 
-class IntegrityError(RuntimeError):
-    """The memory of a store is corrupt: its state is not one that any operator writes."""
+def check_integrity(store: NgramStore) -> None:
+    """Checks a store without pending steps, as :func:`check_contents` does."""
+    tensors = {name: torch.as_tensor(getattr(store, name)).cpu() for name in STORE}
+    check_contents({name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()})
 
 
 def check_contents(arrays: dict[str, Int64Array]) -> None:
     """Checks the structure, and each entry against the text.
 
     Args:
-        arrays: the tensors of a store by name.
+        arrays: the arrays of a store by name.
 
     Raises:
-        IntegrityError: the message names the violated rule, and the slot, block or entry.
+        AssertionError: the message names the violated rule, and the slot, block or entry.
     """
     _check_blocks(arrays["blocks"], arrays["allocator"])
     _check_tails(arrays["blocks"], arrays["text"])
@@ -53,16 +56,20 @@ def check_contents(arrays: dict[str, Int64Array]) -> None:
 
 def _require(holds: npt.NDArray[np.bool_], where: npt.NDArray[Any], rule: str, kind: str) -> None:
     if not holds.all():
-        raise IntegrityError(f"NgramStore: {rule} ({kind} {where[~holds][0]})")
+        raise AssertionError(f"{rule} ({kind} {where[~holds][0]})")
+
+
+def _is_in_ring(blocks: Int64Array, numbers: Int64Array) -> npt.NDArray[np.bool_]:
+    """Returns for each block number whether the block is still stored. The blocks are a ring: a
+    block replaces the one whose number is smaller by the number of blocks."""
+    in_ring: npt.NDArray[np.bool_] = blocks[numbers % len(blocks), HEAD_NUMBER] == numbers
+    return in_ring & (numbers > 0)
 
 
 def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
     next_number = allocator[0]
     if allocator[1] != next_number or not 0 <= next_number <= END_OF_BLOCK_NUMBERS:
-        raise IntegrityError(
-            f"NgramStore: allocator: expected equal numbers up to {END_OF_BLOCK_NUMBERS}, got "
-            f"{allocator.tolist()}"
-        )
+        raise AssertionError(f"the allocator has wrong numbers: {allocator.tolist()}")
     rows = np.arange(len(blocks))
     used = blocks[:, HEAD_NUMBER] != 0
     _require(~blocks[~used].any(axis=1), rows[~used], "the head of a free block is not 0", "block")
@@ -75,12 +82,12 @@ def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
     _require((fills >= 1) & (fills <= BLOCK_TOKENS), rows, "a block has a wrong fill", "block")
     successors = blocks[after % len(blocks)]
     has_same_scope = read_scopes(successors) == read_scopes(heads)
-    is_linked = is_in_ring(blocks, after) & (successors[:, HEAD_PREVIOUS] == numbers)
+    is_linked = _is_in_ring(blocks, after) & (successors[:, HEAD_PREVIOUS] == numbers)
     is_linked &= has_same_scope & (fills == BLOCK_TOKENS)
     _require(is_linked | (after == 0), rows, "a block has a wrong successor", "block")
     predecessors = blocks[previous % len(blocks)]
     is_linked = (predecessors[:, HEAD_NEXT] == numbers) & (previous < numbers)
-    is_evicted = ~is_in_ring(blocks, previous)
+    is_evicted = ~_is_in_ring(blocks, previous)
     _require(is_linked | is_evicted, rows, "a block has a wrong predecessor", "block")
 
 
@@ -93,28 +100,28 @@ def _check_tails(blocks: Int64Array, text: Int64Array) -> None:
 
 def _check_slots(slots: Int64Array, blocks: Int64Array, allocator: Int64Array) -> None:
     rows = np.arange(len(slots))
-    _require(slots[:, SLOT_LENGTH] >= 0, rows, "a slot has a negative length", "slot")
+    _require(slots[:, _SLOT_LENGTH] >= 0, rows, "a slot has a negative length", "slot")
     numbers = slots[:, SLOT_BLOCK]
     is_assigned = (numbers >= 0) & (numbers < np.maximum(allocator[0], 1))
     _require(is_assigned, rows, "a slot has a block that was not assigned", "slot")
-    in_ring = is_in_ring(blocks, numbers)
+    in_ring = _is_in_ring(blocks, numbers)
     used = numbers[in_ring]
     is_last = blocks[used % len(blocks), HEAD_NEXT] == 0
     _require(is_last, rows[in_ring], "a slot's block is not the last one", "slot")
     if len(set(used.tolist())) != len(used):
-        raise IntegrityError("NgramStore: two slots have the same block")
+        raise AssertionError("two slots have the same block")
 
 
 def _check_entries(level: int, entries: Int64Array, blocks: Int64Array, text: Int64Array) -> None:
     """Checks the entries for n-grams of one length, as far as their tokens are still stored."""
     n = SIZES[level]
-    columns = np.flatnonzero(is_in_ring(blocks, entries // BLOCK_TOKENS))
+    columns = np.flatnonzero(_is_in_ring(blocks, entries // BLOCK_TOKENS))
     numbers, offsets = np.divmod(entries[columns], BLOCK_TOKENS)
     rows = numbers % len(blocks)
     is_stored = offsets < blocks[rows, HEAD_FILL]
     _require(is_stored, columns, f"an entry of {n} tokens refers to no token", "column")
     previous = blocks[rows, HEAD_PREVIOUS]
-    is_readable = (offsets >= n) | is_in_ring(blocks, previous)
+    is_readable = (offsets >= n) | _is_in_ring(blocks, previous)
     columns, rows, offsets = columns[is_readable], rows[is_readable], offsets[is_readable]
     before = blocks[rows, HEAD_PREVIOUS] % len(blocks)
     gram = np.zeros(len(columns), np.uint64)
