@@ -214,7 +214,7 @@ class Drafter:
         arguments = {**self._lookup_arguments, "num_sampled": num_sampled}
         if rows is not None:
             arguments["row_indices"] = rows
-        if self._workspace is None and not int64:
+        if self.device is None:
             arguments["k"] = k
             return Drafts(*self._ops.ngram_propose(tokens, lengths, **arguments))
         del arguments["k"]

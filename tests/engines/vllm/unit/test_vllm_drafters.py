@@ -282,7 +282,7 @@ STORE_STEP = [
     *("ngram_npu.store_append_", "ngram_npu.store_propose_"),
 ]
 MERGE_STEP = [
-    *("ngram_npu.ngram_propose", "aten.clamp", "aten.index.Tensor", "aten.unsqueeze", "aten.ge"),
+    *("ngram_npu.ngram_propose_", "aten.clamp", "aten.index.Tensor", "aten.unsqueeze", "aten.ge"),
     *("aten.masked_fill_", "aten.add.Tensor", "aten.sub_.Tensor", "ngram_npu.merge_drafts_"),
 ]
 
