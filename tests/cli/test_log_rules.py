@@ -28,6 +28,7 @@ from ngram_npu_cli.logs.reader import LogReader
 CALL = {"type": "tool_use", "id": "t", "name": "Read", "input": {"f": "a.py"}}
 CALL_TEXT = '<tool_call>\n{"name": "Read", "arguments": {"f": "a.py"}}\n</tool_call>'
 TWO_CALLS = f"{CALL_TEXT}\n{CALL_TEXT}"
+REASONED = [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": ANSWER}]
 CITED = [
     {"type": "text", "text": "The grass "},
     {"type": "text", "text": "is green", "citations": [{"cited_text": "g"}]},
@@ -243,6 +244,11 @@ def test_calls_of_a_stream_that_cannot_be_told_apart_are_refused(
             {"request": REQUEST, "response": {"role": "assistant", "content": CITED}},
             [[(f"user:{USER}", "The grass is green")]],
             id="blocks of an answer follow each other",
+        ),
+        pytest.param(
+            {"request": REQUEST, "response": {"role": "assistant", "content": REASONED}},
+            [[(f"user:{USER}", f"<think>\nhm\n</think>\n\n{ANSWER}")]],
+            id="reasoning as a part of the content is in the answer",
         ),
         pytest.param(
             {"request": {"messages": [SYSTEM, user(ANSWER)]}, "response": RESPONSE},

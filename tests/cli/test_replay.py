@@ -84,7 +84,7 @@ def test_store_drafts_from_earlier_requests() -> None:
     for store in (False, True):
         drafter = SettingDrafter(Setting(store=store), 4096)
         figures = simulate(requests, drafter, k=5, batch_size=1)
-        tokens[store] = figures.num_tokens / figures.num_steps
+        tokens[store] = figures.tokens_per_step
     assert tokens[True] > 2 * tokens[False]
 
 
@@ -100,7 +100,7 @@ def test_interrupt_ends_with_the_figures_so_far() -> None:
         [make_request()], SettingDrafter(TRIMMED), k=5, padded=False, advance=interrupt
     )
     assert not figures.is_complete
-    assert figures.num_tokens == 7
+    assert figures.tokens.tolist() == [7]
 
 
 def test_report_compares_two_settings(write_jsonl: Any) -> None:
@@ -121,10 +121,7 @@ def test_report_compares_two_settings(write_jsonl: Any) -> None:
     [
         ("n=3", 'expected words of "lookup=L k=K store padded trimmed", got "n=3"'),
         ("store=false", '"store" takes no value, got "store=false"'),
-        ("trimmed=1", '"trimmed" takes no value, got "trimmed=1"'),
         ("lookup=ladder", "lookup: expected auto, ngram or MIN-MAX, got ladder"),
-        ("lookup=1-65", "lookup: expected MIN-MAX with 1 <= MIN <= MAX <= 64, got 1-65"),
-        ("k=65", "k: expected 1 to 64, got 65"),
         ("", 'expected another setting than the first, "lookup=auto k=5"'),
         ("padded k=5", 'expected another setting than the first, "lookup=auto k=5"'),
     ],
@@ -146,4 +143,4 @@ def test_trimmed_drafts_end_as_in_the_plugin() -> None:
 def test_demo_prints_the_figures_of_earlier_versions(setting: Setting, expected: float) -> None:
     report = replay(LogReader([]), Tokenization(), [setting], 4096)
     (figures,) = report.figures.values()
-    assert figures.num_tokens / figures.num_steps == pytest.approx(expected, abs=0.03)
+    assert figures.tokens_per_step == pytest.approx(expected, abs=0.03)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -17,7 +18,7 @@ import pytest
 from ngram_npu.errors import InputError
 from ngram_npu_cli.logs.reader import LogReader
 from ngram_npu_cli.replay import Setting
-from ngram_npu_cli.tokenization import Tokenization
+from ngram_npu_cli.tokenization import Tokenization, TokenRequest
 from ngram_npu_cli.tune import (
     SETTINGS,
     Counts,
@@ -68,16 +69,12 @@ def test_requests_of_one_conversation_are_in_one_half() -> None:
     requests += [("", opening, make_request(100)), ("s", b"a", make_request(101))]
     requests += [("s", b"b", make_request(102)), ("", b"a", make_request(103))]
     sample = make_sample(requests)
-    groups = [sorted(set(half)) for half in sample.groups]
-    assert not {*groups[0]} & {*groups[1]}
-    assert sorted(
-        map(sum, ([len([g for g in h if g == n]) for h in sample.groups] for n in range(3)))
-    ) == [1, 2, 27]
+    first, second = (Counter(half) for half in sample.groups)
+    assert not first.keys() & second.keys()
+    assert sorted((first + second).values()) == [1, 2, 27]
 
 
-def make_request(token: int) -> Any:
-    from ngram_npu_cli.tokenization import TokenRequest
-
+def make_request(token: int) -> TokenRequest:
     return TokenRequest(((np.array([token], np.int32), np.array([1, 2, 3], np.int32)),))
 
 
@@ -195,24 +192,19 @@ def test_interrupt_compares_the_settings_that_were_replayed(
     assert "Interrupted: 3 settings were replayed." in format_tune(report)
 
 
-WRONG_STEP_TIMES = [
-    *("", "{}", "[" * 100_000, '{"1": 1}', '{"2": 1, "3": 2}', '{"0": 1, "1": 1}'),
-    *('{"1": 1, "' + "9" * 5000 + '": 1}', '{"1": 1, "2": ' + "9" * 400 + "}"),
-    *(f'{{"1": {value}, "2": 1}}' for value in ("1e308", "NaN", '"x"', "[1]", "-1")),
-]
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ("[]", r"expected an object such as \{.*\}, got list"),
-        ('{"1": 1, "x": 1}', 'expected numbers of tokens as keys, got "x"'),
-        *((content, "expected seconds by tokens per step") for content in WRONG_STEP_TIMES),
+        *("", "[]", "{}", "[" * 100_000, '{"1": 1}', '{"2": 1, "3": 2}', '{"0": 1, "1": 1}'),
+        *('{"1": 1, "' + "9" * 5000 + '": 1}', '{"1": 1, "2": ' + "9" * 400 + "}"),
+        *(f'{{"1": {value}, "2": 1}}' for value in ("1e308", "NaN", '"x"', "[1]", "-1")),
+        '{"1": 1, "x": 1}',
     ],
 )
-def test_wrong_file_of_step_times_is_an_error(content: str, message: str, tmp_path: Path) -> None:
+def test_wrong_file_of_step_times_is_an_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "cost.json").write_text(content)
-    with pytest.raises(InputError, match=f"--cost: .*cost.json: {message}"):
+    message = "--cost: .*cost.json: expected seconds by tokens per step, such as "
+    with pytest.raises(InputError, match=message):
         load_cost(str(tmp_path / "cost.json"))
     with pytest.raises(InputError, match="--cost: expected 0 to 10, got 12"):
         load_cost("12")

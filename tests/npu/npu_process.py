@@ -24,8 +24,8 @@ _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.st
 
 @dataclass(frozen=True)
 class Npu:
-    folder: Path  # contains a copy of the package
-    """The folder that contains `ngram_npu`."""
+    folder: Path
+    """Contains a copy of the package `ngram_npu`."""
     environment: dict[str, str]
 
     def run(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,8 @@ schemas and OpSpecs."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from backends import DEVICE_BACKENDS, FRONT_ENDS, Backend, to_torch
 from ngram_npu import _C
 from on_device import torch_op
-from ops.specs import OPSPECS, BadCall, OpSpec, are_equal, clone_args, find_base
+from ops.specs import OPSPECS, Array, BadCall, OpSpec, are_equal, clone_args, find_base
 
 SPECS = list(OPSPECS.values())
 CALLERS = [*FRONT_ENDS, *DEVICE_BACKENDS]
@@ -267,3 +268,165 @@ def test_torch_tensor_that_kernels_cannot_read_is_rejected(spec: OpSpec) -> None
         scalar_args = spec.replace(meta_args, **{name: spec.get(meta_args, name).new_empty(())})
         with pytest.raises(ValueError, match=f"{error} rank .* got rank 0"):
             torch_op(spec.name)(*scalar_args)
+
+
+# Layouts, most of which torch cannot express, and memory that two arguments of ngram_step_ share.
+
+ROWS, CAPACITY, WIDTH = 4, 10, 3
+NO_ERROR = "no error"
+Change = dict[str, Any]
+
+
+def _view(memory: Array, columns: int, stride: int, rows: int = ROWS) -> Array:
+    return np.lib.stride_tricks.as_strided(memory, (rows, columns), (4 * stride, 4))
+
+
+def _call_step(make_change: Callable[[Array, Array], Change]) -> str:
+    """Calls ngram_step_ with valid arguments, of which the arguments of ``make_change(memory,
+    num_tokens)`` are replaced. The tokens are at the beginning of the memory.
+
+    Returns:
+        The error message without the operator's name, or "no error".
+    """
+    memory, num_tokens = np.full(160, 6, np.int32), np.full(ROWS + 4, 2, np.int32)[:ROWS]
+    arguments = {
+        "token_ids": _view(memory, CAPACITY, CAPACITY),
+        "num_tokens": num_tokens,
+        "sampled_token_ids": np.ones((ROWS, WIDTH), np.int32),
+        "discard": np.ones(ROWS, np.bool_),
+        "row_indices": np.arange(ROWS, dtype=np.int32),
+        "workspace": np.zeros(8, np.int32),
+        **make_change(memory, num_tokens),
+    }
+    step = OPSPECS["ngram_step_"]
+    try:
+        NUMPY.call(step.name, step.replace(step.sample().args, **arguments))
+    except ValueError as error:
+        return str(error).removeprefix("ngram_step_: ")
+    return NO_ERROR
+
+
+def _make_overlap_error(stride: int) -> str:
+    return (
+        "token_ids: expected rows that do not overlap (the tensor is an output), "
+        f"got outer stride {stride}"
+    )
+
+
+def _make_sharing_error(written: str, other: str) -> str:
+    return (
+        f"{written}: expected memory not shared with another argument (the tensor is an output), "
+        f"got memory shared with {other}"
+    )
+
+
+SHARED_WITH_SAMPLES = _make_sharing_error("token_ids", "sampled_token_ids")
+
+
+def _slice_columns(tokens_begin: int, samples_begin: int) -> Callable[[Array, Array], Change]:
+    """Returns a change to slices of columns of the same rows, which begin at these items."""
+
+    def make_change(memory: Array, _: Array) -> Change:
+        return {
+            "token_ids": _view(memory[tokens_begin:], CAPACITY, CAPACITY + WIDTH),
+            "sampled_token_ids": _view(memory[samples_begin:], WIDTH, CAPACITY + WIDTH),
+        }
+
+    return make_change
+
+
+INNER_STRIDE = "expected a contiguous inner dimension, got inner stride"
+LAYOUTS: dict[str, tuple[Callable[[Array, Array], Change], str]] = {
+    "inner stride 0": (
+        lambda m, _: {"token_ids": np.broadcast_to(m[:ROWS, None], (ROWS, CAPACITY))},
+        f"token_ids: {INNER_STRIDE} 0",
+    ),
+    "inner stride -1": (lambda _, n: {"num_tokens": n[::-1]}, f"num_tokens: {INNER_STRIDE} -1"),
+    "outer stride -10": (
+        lambda m, _: {"token_ids": _view(m, CAPACITY, CAPACITY)[::-1]},
+        "token_ids: expected outer stride >= 0, got outer stride -10",
+    ),
+    "strides of single items": (
+        lambda m, _: {
+            "token_ids": _view(m, CAPACITY, -7, rows=1),
+            "num_tokens": np.lib.stride_tricks.as_strided(m[60:], (1,), (36,)),
+            "sampled_token_ids": np.lib.stride_tricks.as_strided(m[50:], (1, 1), (0, 20)),
+            "discard": None,
+            "row_indices": None,
+        },
+        NO_ERROR,
+    ),
+    "2**31 columns": (
+        lambda m, _: {"token_ids": _view(m, 2**31, CAPACITY)},
+        "token_ids: expected at most 2**31 - 1 columns, got 2147483648",
+    ),
+    "width 66": (
+        lambda *_: {"sampled_token_ids": np.zeros((ROWS, 66), np.int32)},
+        "sampled_token_ids width: expected 1 to 65, got 66",
+    ),
+    "policy that is valid in its lower 32 bits": (
+        lambda *_: {"match_policy": 2**32 + 1},
+        "match_policy: expected 0 to 1, got 4294967297",
+    ),
+    "overlapping rows": (
+        lambda m, _: {"token_ids": _view(m, CAPACITY, CAPACITY - 1)},
+        _make_overlap_error(CAPACITY - 1),
+    ),
+    "equal rows": (
+        lambda m, _: {"token_ids": _view(m, CAPACITY, 0)},
+        _make_overlap_error(0),
+    ),
+    "gaps between rows": (
+        lambda m, _: {"token_ids": _view(m, CAPACITY, CAPACITY + 1)},
+        NO_ERROR,
+    ),
+    "equal rows that are only read": (
+        lambda m, _: {"sampled_token_ids": _view(m[50:], WIDTH, 0)},
+        NO_ERROR,
+    ),
+    "samples begin at the last token": (
+        lambda m, _: {"sampled_token_ids": _view(m[ROWS * CAPACITY - 1 :], WIDTH, WIDTH)},
+        SHARED_WITH_SAMPLES,
+    ),
+    "bools begin at the last byte": (
+        lambda _, n: {"discard": find_base(n).view(np.bool_)[4 * ROWS - 1 :][:ROWS]},
+        _make_sharing_error("num_tokens", "discard"),
+    ),
+    "lengths begin after the last token": (
+        lambda m, _: {"num_tokens": m[ROWS * CAPACITY :][:ROWS]},
+        NO_ERROR,
+    ),
+    "arguments that are only read": (
+        lambda m, _: {
+            "sampled_token_ids": _view(m[50:], WIDTH, 4),
+            "row_indices": m[50 : 50 + ROWS],
+        },
+        NO_ERROR,
+    ),
+    "samples after the tokens of each row": (_slice_columns(0, CAPACITY), NO_ERROR),
+    "samples before the tokens of the next row": (
+        _slice_columns(CAPACITY + 2 * WIDTH, 0),
+        NO_ERROR,
+    ),
+    "samples in the last token's column": (_slice_columns(0, CAPACITY - 1), SHARED_WITH_SAMPLES),
+    "samples in the next row's first column": (
+        _slice_columns(0, CAPACITY + 1),
+        SHARED_WITH_SAMPLES,
+    ),
+    "tokens in the last sample's column": (_slice_columns(WIDTH - 1, 0), SHARED_WITH_SAMPLES),
+    "empty samples inside the tokens": (
+        lambda m, _: {
+            "sampled_token_ids": _view(m[3:], WIDTH, WIDTH, rows=0),
+            "row_indices": m[4:4],
+            "discard": m.view(np.bool_)[8:8],
+            "workspace": m[5:5],
+        },
+        NO_ERROR,
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_or_shared_memory_of_arguments_is_accepted_or_rejected(layout: str) -> None:
+    make_change, message = LAYOUTS[layout]
+    assert _call_step(make_change) == message

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ngram_npu import _library
 
@@ -80,30 +78,6 @@ def load_kernels(prefix: str, device: str, path: Path) -> _library.Backend:
     assert state is not None
     assert state.library is not None, state.reason
     return _library._load_backend(state.library, prefix, device, path)
-
-
-_PLAN_SIZES = (
-    "batch", "capacity", "k", "total_tokens", "num_slots", "num_positions", "num_seq_lens",
-)  # fmt: skip
-
-
-def compute_ascendc_plan(
-    op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
-) -> dict[str, Any] | None:
-    """Returns the launch plan of ``op`` for an NPU of these sizes: ``launches`` [(kernel, blocks)],
-    ``workspace_bytes``, ``tiling`` (csrc/ascendc/launch_args.h). None if it cannot run ``op``."""
-    plan = _load_library(FOLDER / "libngram_npu_ascendc_twin.so").ngram_npu_ascendc_twin_plan
-    plan.restype = ctypes.c_int64
-    numbers = (ctypes.c_int64 * len(_PLAN_SIZES))(*(sizes.get(name, 0) for name in _PLAN_SIZES))
-    text = ctypes.create_string_buffer(4096)
-    size = plan(
-        op.encode(), numbers, ctypes.c_int64(vector_cores), ctypes.c_int64(ub_bytes), text,
-        ctypes.c_int64(len(text)),
-    )  # fmt: skip
-    if size == 0:
-        raise ValueError(f"compute_ascendc_plan: op: expected an AscendC operator, got {op!r}")
-    result: dict[str, Any] | None = json.loads(text.value)
-    return result
 
 
 @functools.cache

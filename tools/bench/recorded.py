@@ -68,8 +68,7 @@ def replay(
     figures = simulate(conversations, drafter, k=k, padded=padded)
     if not figures.is_complete:
         raise KeyboardInterrupt
-    steps = figures.num_steps
-    return Counts(figures.num_tokens / steps, figures.num_draft_tokens / steps)
+    return Counts(figures.tokens_per_step, figures.drafted_per_step)
 
 
 class PaddingDrafter:

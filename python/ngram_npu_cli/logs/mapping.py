@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from ngram_npu.errors import InputError, RecordError, import_optional, suggest_similar, to_one_line
@@ -80,7 +80,8 @@ _TEXT_KEYS = (
 """Other keys that may be a part of a prompt or of an answer. A record with one is refused."""
 
 _QUOTED = re.compile(r"`(?:\\.|[^`\\])*`|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"")
-_FIELD_INSIDE = re.compile(r",\s*(\w+)\s*=(?!=)")
+_FIELD_START = re.compile(r"(?:^|,)\s*(\w+)\s*=(?!=)")
+"""Start of a field. Outside of quotes, JMESPath has no single "="."""
 
 Expression = Callable[[Any], Any]
 
@@ -99,7 +100,7 @@ def find_fields(record: Record) -> Mapping[str, Any]:
     return evaluate(parse_map(PRESETS[name][1]), record) if name else _find_usual_fields(record)
 
 
-@cache
+@lru_cache(1024)  # records of a hostile log may all have different keys
 def _find_preset(keys: tuple[str, ...]) -> str | None:
     for name, (row, _) in PRESETS.items():
         groups = row.split()
@@ -150,21 +151,21 @@ def parse_map(text: str) -> Mapping[str, Expression]:
     Raises:
         InputError: It is not a list of fields and expressions.
     """
-    texts: dict[str, str] = {}
-    for part in re.split(rf",\s*(?=(?:{'|'.join(FIELDS)})\s*=(?!=))", text):
-        field, _, expression = (word.strip() for word in part.partition("="))
-        unknown = [field] if field.isidentifier() and field not in FIELDS and expression else []
-        # Outside of quotes, JMESPath has no single "=".
-        unknown += _FIELD_INSIDE.findall(_QUOTED.sub("", expression))
-        if unknown:
-            hint = suggest_similar(unknown[0], FIELDS).replace("'", '"')
-            raise InputError(f'--map: unknown field "{unknown[0]}"{hint} ({", ".join(FIELDS)})')
-        if not expression or field not in FIELDS or field in texts:
-            raise InputError(
-                f"--map: expected FIELD=EXPRESSION, ... with the fields {', '.join(FIELDS)}, each "
-                f'once, got "{part}"; see {GUIDE}'
-            )
-        texts[field] = expression
+    unquoted = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), text)
+    starts = list(_FIELD_START.finditer(unquoted))
+    ends = [*(start.start() for start in starts), len(text)][1:]
+    texts = {
+        start[1]: text[start.end() : end].strip() for start, end in zip(starts, ends, strict=True)
+    }
+    for field in texts:
+        if field not in FIELDS:
+            hint = suggest_similar(field, FIELDS).replace("'", '"')
+            raise InputError(f'--map: unknown field "{field}"{hint} ({", ".join(FIELDS)})')
+    if not starts or starts[0].start() or len(texts) < len(starts) or not all(texts.values()):
+        raise InputError(
+            f"--map: expected FIELD=EXPRESSION, ... with the fields {', '.join(FIELDS)}, each "
+            f'once, got "{text}"; see {GUIDE}'
+        )
     return {field: _compile(expression) for field, expression in texts.items()}
 
 

@@ -35,6 +35,7 @@ _CONTENT_KEYS = ("content", "value", "parts")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 _REASONING_PARTS = {"thinking", "reasoning"}
+_PART_KEYS = ("text", "content", "refusal", "thinking", "reasoning")
 _CALL_PARTS = {"tool_use", "tool_call"}
 _RESULT_PARTS = {"tool_result", "tool_call_response"}
 _HIDDEN_PART = "redacted_thinking"
@@ -93,7 +94,9 @@ class _Builder:
         if not isinstance(kind, str):
             raise RecordError("a part of a content has no type")
         if kind in _TEXT_PARTS or kind in _REASONING_PARTS:
-            _, text = get_only(part, ("text", "content", "refusal", "thinking"), "text of a part")
+            if part.keys().isdisjoint(_PART_KEYS):
+                raise RecordError(f'a part "{kind}" has no text, but the keys {list_keys(part)}')
+            _, text = get_only(part, _PART_KEYS, "text of a part")
             texts = self._texts if kind in _TEXT_PARTS else self._reasoning
             texts.append(check_text("" if text is None else text, f'a part "{kind}"'))
         elif kind in _CALL_PARTS:

@@ -108,8 +108,9 @@ class LogReader:
         if self._num_other:
             notes.append(f"{self._num_other} records are not calls of a model")
         if self._unread_files:
-            others = f"; and {len(self._unread_files) - 1} other files"
-            notes.append(f"not read: {self._unread_files[0]:.300}" + others)
+            num_others = len(self._unread_files) - 1
+            others = f"; and {num_others} other files" if num_others else ""
+            notes.append(f"not read: {self._unread_files[0]:.300}{others}")
         return notes + self.other_notes
 
     def _read_file(

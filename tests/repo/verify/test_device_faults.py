@@ -9,22 +9,9 @@ from repo.verify.device_faults import (
     ASCENDC_SYNC_FAULTS,
     CUDA_FAULTS,
     Fault,
-    parse_faults,
 )
 from repo.verify.run_device_faults import detect_ascendc_fault, detect_cuda_fault, find_cuda_source
 from twins import ROOT
-
-
-def test_parse_faults_reads_one_line_and_multi_line_faults() -> None:
-    """The format: ``@ file mode op``, then per fault ``description: old => new`` or its lines."""
-    text = (
-        "\n@ a/b.h fast p\nx: old => new\ngone: old =>\n\n@ c.cu hooks q_\ny\n- 1: 2\n-   -\n+ +\n"
-    )
-    assert parse_faults(text) == [
-        Fault("a/b.h", "x", "old", "new", "fast", "p"),
-        Fault("a/b.h", "gone", "old", "", "fast", "p"),
-        Fault("c.cu", "y", "1: 2\n  -", "+", "hooks", "q_"),
-    ]
 
 
 @pytest.mark.parametrize(

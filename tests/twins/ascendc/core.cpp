@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
+#include <cstring>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -408,32 +408,13 @@ void check_races(const std::vector<AccessLog>& logs) {
 
 // A launch.
 
-namespace {
-
-// Allocating a core is expensive, so cores are kept and reused.
-class CorePool {
- public:
-  std::unique_ptr<Core> take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_cores_.empty()) return std::make_unique<Core>();
-    std::unique_ptr<Core> core = std::move(idle_cores_.back());
-    idle_cores_.pop_back();
-    return core;
-  }
-  void put(std::unique_ptr<Core> core) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    idle_cores_.push_back(std::move(core));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Core>> idle_cores_;
-};
-
-}  // namespace
+constexpr int kNumThreads = 2;
 
 Outcome run(const std::vector<Region>& regions, int32_t num_blocks, const std::function<void()>& kernel,
             const Options& options) {
+  static std::mutex launch_mutex;
+  const std::lock_guard<std::mutex> launch_lock(launch_mutex);
+  static Core cores[kNumThreads];  // kept, because allocating a core is expensive
   const GlobalMemory gm(regions);
   Outcome outcome;
   outcome.costs.resize(static_cast<size_t>(num_blocks));
@@ -444,10 +425,8 @@ Outcome run(const std::vector<Region>& regions, int32_t num_blocks, const std::f
 
   std::atomic<size_t> next{0};
   std::mutex mutex;
-  static CorePool pool;
-  const auto run_blocks = [&] {
-    std::unique_ptr<Core> core = pool.take();
-    Core::current_pointer() = core.get();
+  const auto run_blocks = [&](Core* core) {
+    Core::current_pointer() = core;
     for (size_t i = next++; i < order.size(); i = next++) {
       const size_t block = static_cast<size_t>(order[i]);
       try {
@@ -460,11 +439,10 @@ Outcome run(const std::vector<Region>& regions, int32_t num_blocks, const std::f
         next = order.size();
       }
     }
-    pool.put(std::move(core));
   };
   std::vector<std::thread> threads;
-  for (int t = 1; t < std::min(options.num_threads, num_blocks); ++t) threads.emplace_back(run_blocks);
-  run_blocks();
+  for (int t = 1; t < std::min(kNumThreads, num_blocks); ++t) threads.emplace_back(run_blocks, &cores[t]);
+  run_blocks(&cores[0]);
   for (std::thread& thread : threads) thread.join();
 
   if (outcome.fault.empty() && options.model.same_line > 0)

@@ -215,14 +215,14 @@ struct Outcome {
 
 struct Options {
   uint64_t seed = 0;
-  int num_threads = 2;
   uint32_t ub_bytes = kChip.ub_bytes;
   CostModel model;
-  bool races_allowed =
-      false;  // the launch breaks the contract on purpose: only accesses outside its tensors are faults
+  // The launch breaks the contract on purpose: only accesses outside its tensors are faults.
+  bool races_allowed = false;
 };
 
-// Runs a launch. Its blocks run in shuffled order on several threads, each block on a simulated core.
+// Runs a launch. Its blocks run in shuffled order on several threads, each block on a simulated core. Launches of
+// several callers wait for each other.
 Outcome run(const std::vector<Region>& regions, int32_t num_blocks, const std::function<void()>& kernel,
             const Options& options);
 

@@ -3,9 +3,6 @@
 // what the twin can and cannot check.
 #pragma once
 
-#include <cmath>
-#include <limits>
-
 #include "pipe.h"
 
 #define __global__
@@ -140,19 +137,12 @@ void apply_binary(const char* call_name, const AscendC::LocalTensor<T>& dst, con
   core.add_vector_cost(bytes);
 }
 
-// Returns f with integer arithmetic that wraps.
+// Returns f with arithmetic that wraps.
 template <class T, class F>
 auto make_wrapping(F f) {
-  return [f](T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
-    } else {
-      return f(a, b);
-    }
-  };
+  return [f](T a, T b) { return static_cast<T>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b))); };
 }
 
-inline constexpr auto plus = [](auto a, auto b) { return a + b; };
 inline constexpr auto minus = [](auto a, auto b) { return a - b; };
 inline constexpr auto times = [](auto a, auto b) { return a * b; };
 inline constexpr auto minimum = [](auto a, auto b) { return b < a ? b : a; };
@@ -194,9 +184,7 @@ using ngram_npu::twin::Call;
     NGRAM_TWIN_REQUIRE_OFFERED(k##name, T);                                                                            \
     ngram_npu::twin::apply_binary(#name, dst, src0, src1, count, op);                                                  \
   }
-NGRAM_TWIN_BINARY(Add, ngram_npu::twin::make_wrapping<T>(ngram_npu::twin::plus))
 NGRAM_TWIN_BINARY(Sub, ngram_npu::twin::make_wrapping<T>(ngram_npu::twin::minus))
-NGRAM_TWIN_BINARY(Mul, ngram_npu::twin::make_wrapping<T>(ngram_npu::twin::times))
 NGRAM_TWIN_BINARY(Min, ngram_npu::twin::minimum)
 #undef NGRAM_TWIN_BINARY
 
@@ -207,10 +195,8 @@ NGRAM_TWIN_BINARY(Min, ngram_npu::twin::minimum)
     const auto f = op;                                                                                          \
     ngram_npu::twin::apply_unary(#name, dst, src, count, [&](T a) { return f(a, scalarValue); });               \
   }
-NGRAM_TWIN_SCALAR(Adds, ngram_npu::twin::make_wrapping<T>(ngram_npu::twin::plus))
 NGRAM_TWIN_SCALAR(Muls, ngram_npu::twin::make_wrapping<T>(ngram_npu::twin::times))
 NGRAM_TWIN_SCALAR(Maxs, ngram_npu::twin::maximum)
-NGRAM_TWIN_SCALAR(Mins, ngram_npu::twin::minimum)
 #undef NGRAM_TWIN_SCALAR
 
 template <class T>
@@ -252,30 +238,6 @@ void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& c
 
 // Only EQ, because the 910B compares int32 as with EQ whatever the mode is.
 enum class CMPMODE : uint8_t { EQ = 2 };
-enum class RoundMode : uint8_t { CAST_NONE = 0, CAST_RINT };
-
-}  // namespace AscendC
-
-namespace ngram_npu::twin {
-
-// Converts a value as Cast does: integers saturate, and halves are rounded to even.
-template <class To, class From>
-To convert(From value) {
-  if constexpr (std::is_same_v<To, half> || std::is_same_v<To, float>) {
-    return To(static_cast<float>(value));
-  } else {
-    using Wide = std::conditional_t<std::is_integral_v<From>, int64_t, double>;
-    Wide wide = static_cast<Wide>(value);
-    if constexpr (!std::is_integral_v<From>) wide = std::isnan(wide) ? 0 : std::nearbyint(wide);
-    if (wide <= static_cast<Wide>(std::numeric_limits<To>::min())) return std::numeric_limits<To>::min();
-    if (wide >= static_cast<Wide>(std::numeric_limits<To>::max())) return std::numeric_limits<To>::max();
-    return static_cast<To>(wide);
-  }
-}
-
-}  // namespace ngram_npu::twin
-
-namespace AscendC {
 
 // Writes one bit per element; the first element has the lowest bit of the first byte.
 template <class T, class U>
@@ -334,17 +296,6 @@ void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTen
   core.add_vector_cost(n * sizeof(T), Speed::kGather);
 }
 
-template <class T, class U>
-void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode& roundMode, const uint32_t count) {
-  constexpr const ngram_npu::twin::CastRow* row =
-      ngram_npu::twin::find_cast_row(ngram_npu::twin::get_dtype<U>(), ngram_npu::twin::get_dtype<T>());
-  static_assert(row != nullptr, "this chip does not offer this conversion");
-  const uint32_t mode = roundMode == RoundMode::CAST_NONE ? ngram_npu::twin::kCastNone : ngram_npu::twin::kCastRint;
-  NGRAM_TWIN_CHECK((row->modes(kChip.arch) & mode) != 0, "block %d: Cast: this conversion does not round this way",
-                   Core::current().block());
-  ngram_npu::twin::apply_unary("Cast", dst, src, count, [](U value) { return ngram_npu::twin::convert<T>(value); });
-}
-
 // The device writes the first 32 bytes with scalar instructions, then each 32 bytes up to the first 256 bytes, and each
 // further 256 bytes, with a vector instruction that needs the result of the previous one.
 template <class T>
@@ -360,17 +311,13 @@ void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
     core.add_vector_cost(kRepeatBytes);
 }
 
-}  // namespace AscendC
-
 // The scalar unit.
-namespace AscendC {
 
-// Returns the position of the lowest bit that equals countValue; -1 if there is none.
+// Returns the position of the lowest bit that is 1; -1 if there is none.
 template <int countValue>
 int64_t ScalarGetSFFValue(uint64_t valueIn) {
-  static_assert(countValue == 0 || countValue == 1, "a bit is 0 or 1");
-  const uint64_t bits = countValue == 1 ? valueIn : ~valueIn;
-  return bits == 0 ? -1 : __builtin_ctzll(bits);
+  static_assert(countValue == 1, "the twin searches for ones only");
+  return valueIn == 0 ? -1 : __builtin_ctzll(valueIn);
 }
 
 inline int64_t ScalarCountLeadingZero(uint64_t valueIn) { return valueIn == 0 ? 64 : __builtin_clzll(valueIn); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "core.h"
 #include "gm_pointer.h"
@@ -334,18 +335,14 @@ void copy_maximum(Core& core, const TensorLocation& ub, uintptr_t address, const
                    "block %d: DataCopyPad: SetAtomicMax was called with another element type", core.block());
   NGRAM_TWIN_CHECK(address % sizeof(T) == 0, "block %d: DataCopyPad: atomic copy to %p, not aligned to its elements",
                    core.block(), reinterpret_cast<void*>(address));
-  if constexpr (std::is_integral_v<T>) {
-    for (uint64_t i = 0; i < bytes / sizeof(T); ++i) {
-      T value;
-      std::memcpy(&value, source + i * sizeof(T), sizeof(T));
-      T* const element = reinterpret_cast<T*>(address) + i;
-      T old = __atomic_load_n(element, __ATOMIC_RELAXED);
-      while (old < value &&
-             !__atomic_compare_exchange_n(element, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-      }
+  for (uint64_t i = 0; i < bytes / sizeof(T); ++i) {
+    T value;
+    std::memcpy(&value, source + i * sizeof(T), sizeof(T));
+    T* const element = reinterpret_cast<T*>(address) + i;
+    T old = __atomic_load_n(element, __ATOMIC_RELAXED);
+    while (old < value &&
+           !__atomic_compare_exchange_n(element, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
-  } else {
-    NGRAM_TWIN_FAULT("block %d: DataCopyPad: the twin computes atomic maxima of integers only", core.block());
   }
 }
 

@@ -9,8 +9,8 @@ namespace {
 
 constexpr uintptr_t kGranuleBytes = 8;
 
-bool is_write(Access access) { return access == Access::kWrite || access == Access::kAtomicWrite; }
-bool is_atomic(Access access) { return access == Access::kAtomicRead || access == Access::kAtomicWrite; }
+bool is_write(Access access) { return access == Access::kWrite || access == Access::kAtomic; }
+bool is_atomic(Access access) { return access == Access::kAtomic; }
 bool are_conflicting(Access a, Access b) { return (is_write(a) || is_write(b)) && !(is_atomic(a) && is_atomic(b)); }
 
 const char* get_verb(Access access) {
@@ -18,7 +18,6 @@ const char* get_verb(Access access) {
     case Access::kRead: return "reads";
     case Access::kWrite: return "writes";
     case Access::kConstantRead: return "reads as constant";
-    case Access::kAtomicRead: return "reads (volatile)";
     default: return "changes atomically";
   }
 }

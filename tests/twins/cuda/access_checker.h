@@ -25,7 +25,7 @@ struct Thread;
 class Random;
 
 // kConstantRead: a read through the cache of __ldg, which writes do not update.
-enum class Access : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite, kConstantRead };
+enum class Access : uint8_t { kRead, kWrite, kAtomic, kConstantRead };
 
 // A tensor of the caller inside a larger buffer. The launch must not access the rest of the buffer.
 struct Region {

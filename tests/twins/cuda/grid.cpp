@@ -7,7 +7,6 @@
 #include <cstring>
 #include <mutex>
 #include <numeric>
-#include <unordered_map>
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -185,8 +184,6 @@ class Grid {
       while (num_blocks_left_ > 0 && resident_blocks_.size() < max_resident_blocks_) begin_block();
       run_one_thread();
     }
-    block_overlap_counts().launches_sharing_a_word += shared_a_word_;
-    block_overlap_counts().launches_with_overlap += blocks_overlapped_;
     return error_;
   }
 
@@ -239,17 +236,6 @@ class Grid {
     }
   }
 
-  // Records that the running block applies an atomic operation to a word, and whether another block did so earlier.
-  void record_atomic(const void* address) {
-    const uint64_t block_index = current_thread_->block->linear_index;
-    const auto [entry, is_first] = last_atomic_block_.try_emplace(address, block_index);
-    if (is_first || entry->second == block_index) return;
-    shared_a_word_ = true;
-    for (const auto& block : resident_blocks_)
-      blocks_overlapped_ = blocks_overlapped_ || block->linear_index == entry->second;
-    entry->second = block_index;
-  }
-
   void apply_delayed_atomics(Thread& thread) {
     for (const DelayedAtomic& atomic : thread.delayed_atomics) atomic.apply(atomic.address, atomic.operand);
     thread.delayed_atomics.clear();
@@ -293,7 +279,6 @@ class Grid {
         (first_block_ + (num_blocks_ - num_blocks_left_) % num_blocks_ * block_stride_) % num_blocks_;
     --num_blocks_left_;
     auto block = std::make_unique<Block>();
-    block->linear_index = index;
     block->index = {static_cast<unsigned>(index % gridDim.x), static_cast<unsigned>(index / gridDim.x % gridDim.y),
                     static_cast<unsigned>(index / gridDim.x / gridDim.y)};
     block->threads.resize(static_cast<size_t>(num_threads_));
@@ -424,8 +409,6 @@ class Grid {
   Thread* current_thread_ = nullptr;
   Context scheduler_;
   std::string error_;
-  std::unordered_map<const void*, uint64_t> last_atomic_block_;
-  bool shared_a_word_ = false, blocks_overlapped_ = false;
   static std::vector<std::unique_ptr<Stack>> free_stacks_;  // free stacks, kept for the next launch
 };
 
@@ -529,9 +512,8 @@ void check_atomic(void* address, int bytes) {
   if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) != 0) {
     fail_launch(format_text("an atomic of %d bytes at %p, which is not aligned", bytes, address));
   }
-  const std::string error = check_access(address, static_cast<size_t>(bytes), Access::kAtomicWrite);
+  const std::string error = check_access(address, static_cast<size_t>(bytes), Access::kAtomic);
   if (!error.empty()) fail_launch(error);
-  if (grid->interleaves_blocks() && grid->find_shared_offset(address) == Grid::kGlobal) grid->record_atomic(address);
 }
 
 }  // namespace
@@ -572,11 +554,10 @@ bool is_in_kernel() { return grid != nullptr && grid->is_running(); }
 std::string check_access(void* address, size_t bytes, Access access) {
   if (!is_in_kernel() || grid->access_checker() == nullptr || grid->current_thread().stack->contains(address))
     return {};
-  // No barrier prevents that other threads run before a volatile read (kAtomicRead) or a plain read of global memory.
-  if (access == Access::kAtomicRead && grid->flip_coin()) grid->yield_to_others();
   const size_t shared_offset = grid->find_shared_offset(address);
   if (shared_offset == Grid::kOutside)
     return format_text("%zu bytes at %p, next to the dynamic shared memory", bytes, address);
+  // No barrier prevents that other threads run before a read of global memory.
   if (access == Access::kRead && shared_offset == Grid::kGlobal && grid->interleaves_blocks() && grid->draw_one_in_64())
     grid->yield_to_others();
   try {
@@ -599,9 +580,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, SharedM
       config.dynamicSmemBytes > max_dynamic_shared_bytes(kernel)) {
     return set_error(cudaErrorInvalidConfiguration, "invalid configuration argument");
   }
-  if (consume_requested_failure())
-    return set_error(cudaErrorLaunchOutOfResources, "too many resources requested for launch");
-  record_stream(config.stream);
+  if (const cudaError_t error = check_launch(config.stream); error != cudaSuccess) return error;
   gridDim = g;
   blockDim = b;
   Grid new_grid(config, shared_memory, run_thread, argument, options(), take_next_seed());

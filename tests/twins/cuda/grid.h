@@ -54,8 +54,8 @@ constexpr int kWarpSize = 32;
 
 // How the model schedules threads and what it checks. Kernels must give correct results for every schedule.
 struct SimulationOptions {
-  // Several blocks are resident at once; their maximum number is random per launch. Threads yield at atomic operations
-  // and volatile accesses. The effect of an atomic operation whose result is unused is delayed.
+  // Several blocks are resident at once; their maximum number is random per launch. Threads yield at atomic operations.
+  // The effect of an atomic operation whose result is unused is delayed.
   bool interleaves_blocks = false;
   // Every memory access is checked (access_checker.h). Requires kernels that are compiled with the hooks (hooks.cpp).
   bool checks_accesses = false;
@@ -112,8 +112,7 @@ struct Thread {
 };
 
 struct Block {
-  uint3 index;            // blockIdx
-  uint64_t linear_index;  // in the grid
+  uint3 index;  // blockIdx
   std::vector<Thread> threads;
   std::vector<int> runnable_threads;    // indices in the block; the last one runs first
   uint64_t delayed_until_step = 0;      // until this scheduler step, other blocks are preferred
@@ -142,14 +141,6 @@ struct Violation {
 // Ends the launch with an error that names the running thread.
 [[noreturn]] void fail_launch(const std::string& message);
 
-// Number of launches in which several blocks applied atomic operations to the same word, and number of these launches
-// in which two of the blocks were resident at the same time.
-struct BlockOverlapCounts {
-  int64_t launches_sharing_a_word = 0;
-  int64_t launches_with_overlap = 0;
-};
-BlockOverlapCounts& block_overlap_counts();
-
 // Checks a memory access of the running thread. Returns a description of the violated rule, or an empty string.
 std::string check_access(void* address, size_t bytes, Access access);
 bool is_in_kernel();
@@ -171,13 +162,11 @@ uint64_t take_next_seed();
 size_t max_dynamic_shared_bytes(const void* kernel);
 // Stores an error for cudaGetLastError() and its text for cudaGetErrorString(). Returns the error.
 cudaError_t set_error(cudaError_t error, const std::string& text);
-// Returns whether a test requested that this launch fails (ngram_npu_cuda_twin_fail_launches). If so, decrements the
-// number of requested failures.
-bool consume_requested_failure();
+// Stores and returns the error with which a launch or a memset on this stream fails before it begins: if the stream is
+// not the caller's (ngram_npu_cuda_twin_set_stream), or if a test requested it (ngram_npu_cuda_twin_fail_launches).
+cudaError_t check_launch(cudaStream_t stream);
 // Swaps the contents of the two buffers of ngram_npu_cuda_twin_swap_at_barriers.
 void swap_registered_buffers();
-// Records the stream of a launch for ngram_npu_cuda_twin_take_streams.
-void record_stream(cudaStream_t stream);
 
 }  // namespace twin
 
@@ -197,11 +186,8 @@ NGRAM_TWIN_EXPORT int32_t ngram_npu_cuda_twin_replay();
 // From now on, each barrier swaps the contents of the two buffers with probability 1/2, as if another stream had
 // written them. All threads of the block see the new contents after the barrier. With bytes == 0, the swapping stops.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_swap_at_barriers(void* first, void* second, int64_t bytes);
-// Returns the fields of BlockOverlapCounts, counted since the library was loaded.
-NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_get_block_overlap_counts(int64_t* launches_sharing_a_word,
-                                                                    int64_t* launches_with_overlap);
-// Writes the streams of the launches since the previous call, at most `capacity`. Returns the number of the launches.
-NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_take_streams(void** streams, int64_t capacity);
+// Sets the caller's stream, at first null. Launches on another stream fail.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_set_stream(void* stream);
 // The next three functions affect only launches whose accesses are checked (access_checker.h). With allowed == 1, races
 // are not reported. clear_tensors removes all registered tensors. register_tensor adds the rows of a tensor, which
 // launches may access, and the buffer around the tensor, whose other bytes launches must not access.

@@ -45,12 +45,10 @@ void report_undefined_behaviour(const SourceLocation* location, const char* desc
   NGRAM_TWIN_HOOK __tsan_##name##bytes(void* address) {                   \
     check(address, bytes, twin::Access::type, NGRAM_TWIN_CALLER_ADDRESS); \
   }
-#define NGRAM_TWIN_ACCESSES(bytes)                                             \
-  NGRAM_TWIN_ACCESS(read, bytes, check_aligned_access, kRead)                  \
-  NGRAM_TWIN_ACCESS(write, bytes, check_aligned_access, kWrite)                \
-  NGRAM_TWIN_ACCESS(volatile_read, bytes, check_aligned_access, kAtomicRead)   \
-  NGRAM_TWIN_ACCESS(volatile_write, bytes, check_aligned_access, kAtomicWrite) \
-  NGRAM_TWIN_ACCESS(unaligned_read, bytes, check_unaligned_access, kRead)      \
+#define NGRAM_TWIN_ACCESSES(bytes)                                        \
+  NGRAM_TWIN_ACCESS(read, bytes, check_aligned_access, kRead)             \
+  NGRAM_TWIN_ACCESS(write, bytes, check_aligned_access, kWrite)           \
+  NGRAM_TWIN_ACCESS(unaligned_read, bytes, check_unaligned_access, kRead) \
   NGRAM_TWIN_ACCESS(unaligned_write, bytes, check_unaligned_access, kWrite)
 NGRAM_TWIN_ACCESSES(1)
 NGRAM_TWIN_ACCESSES(2)

@@ -11,7 +11,7 @@ namespace {
 
 cudaError_t last_error = cudaSuccess;
 std::string last_error_text;
-std::vector<cudaStream_t> streams;
+cudaStream_t caller_stream = nullptr;
 std::map<const void*, size_t> allowed_shared_bytes;  // by kernel, if it differs from the default
 int64_t num_launches_to_fail = 0;
 char *first_buffer = nullptr, *second_buffer = nullptr;
@@ -52,12 +52,12 @@ size_t max_dynamic_shared_bytes(const void* kernel) {
 void set_seed(uint64_t value) { seed = value; }
 uint64_t take_next_seed() { return seed++; }
 
-BlockOverlapCounts& block_overlap_counts() {
-  static BlockOverlapCounts counts;
-  return counts;
+cudaError_t check_launch(cudaStream_t stream) {
+  if (stream != caller_stream) return set_error(cudaErrorInvalidValue, "launched on another stream than the caller's");
+  if (num_launches_to_fail == 0) return cudaSuccess;
+  --num_launches_to_fail;
+  return set_error(cudaErrorLaunchOutOfResources, "too many resources requested for launch");
 }
-
-bool consume_requested_failure() { return num_launches_to_fail > 0 && num_launches_to_fail-- > 0; }
 
 void swap_registered_buffers() { std::swap_ranges(first_buffer, first_buffer + buffer_bytes, second_buffer); }
 
@@ -66,8 +66,6 @@ cudaError_t run_or_capture(std::function<cudaError_t()> run) {
   graph.push_back(std::move(run));
   return cudaSuccess;
 }
-
-void record_stream(cudaStream_t stream) { streams.push_back(stream); }
 
 }  // namespace twin
 
@@ -98,18 +96,7 @@ void ngram_npu_cuda_twin_swap_at_barriers(void* first, void* second, int64_t byt
   twin::buffer_bytes = bytes;
 }
 
-void ngram_npu_cuda_twin_get_block_overlap_counts(int64_t* launches_sharing_a_word, int64_t* launches_with_overlap) {
-  *launches_sharing_a_word = twin::block_overlap_counts().launches_sharing_a_word;
-  *launches_with_overlap = twin::block_overlap_counts().launches_with_overlap;
-}
-
-int64_t ngram_npu_cuda_twin_take_streams(void** streams, int64_t capacity) {
-  const auto count = static_cast<int64_t>(twin::streams.size());
-  for (int64_t i = 0; i < count && i < capacity; ++i) streams[i] = twin::streams[static_cast<size_t>(i)];
-  twin::streams.clear();
-  return count;
-}
-
+void ngram_npu_cuda_twin_set_stream(void* stream) { twin::caller_stream = static_cast<cudaStream_t>(stream); }
 void ngram_npu_cuda_twin_allow_races(int32_t allowed) { twin::races_are_allowed() = allowed != 0; }
 void ngram_npu_cuda_twin_clear_tensors() { twin::registered_regions().clear(); }
 
@@ -151,11 +138,9 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
 
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   return twin::run_or_capture([=] {
-    if (twin::consume_requested_failure())
-      return twin::set_error(cudaErrorLaunchOutOfResources, "too many resources requested for launch");
-    twin::record_stream(stream);
-    std::memset(memory, value, bytes);
-    return cudaSuccess;
+    const cudaError_t error = twin::check_launch(stream);
+    if (error == cudaSuccess) std::memset(memory, value, bytes);
+    return error;
   });
 }
 

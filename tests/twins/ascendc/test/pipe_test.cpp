@@ -4,8 +4,8 @@
 namespace ngram_npu::twin {
 namespace {
 
-using AscendC::Add;
 using AscendC::Duplicate;
+using AscendC::Min;
 using AscendC::SetFlag;
 using AscendC::TEventID;
 using AscendC::WaitFlag;
@@ -119,7 +119,7 @@ TEST(Buffers, UseOfPoisonIsReported) {
   const auto make_read_kernel = [](int32_t num_initialized, uint32_t index) {
     return make_scratch_kernel<int32_t>(
         [=](auto& s) {
-          Add(s.tensor, s.tensor, s.tensor, 64);
+          Min(s.tensor, s.tensor, s.tensor, 64);
           Duplicate(s.tensor, 3, num_initialized);
           EXPECT_EQ(read_element(s.tensor, index), 3);
         },
@@ -182,7 +182,7 @@ TEST(Buffers, MasksAndShiftsPropagatePoisonByBit) {
 
 TEST(Buffers, UnalignedOperandIsReported) {
   const auto make_kernel = [](uint32_t dst, uint32_t src) {
-    return make_scratch_kernel<int32_t>([=](auto& s) { Add(s.tensor[dst], s.tensor[src], s.tensor[src], 8); });
+    return make_scratch_kernel<int32_t>([=](auto& s) { Min(s.tensor[dst], s.tensor[src], s.tensor[src], 8); });
   };
   EXPECT_FAULT("not aligned to 32", make_kernel(4, 4));
   EXPECT_FAULT("not aligned to 32", make_kernel(16, 4));
@@ -212,7 +212,7 @@ class PipeOrder : public testing::Test {
   }
   static void copy_in(PipeOrder& test, LocalTensor<int32_t> t) { copy(t, test.memory.global(), 64); }
   static void copy_out(PipeOrder& test, LocalTensor<int32_t> t) { copy(test.target.global(), t, 64); }
-  static void compute(PipeOrder&, LocalTensor<int32_t> t) { Add(t, t, t, 64); }
+  static void compute(PipeOrder&, LocalTensor<int32_t> t) { Min(t, t, t, 64); }
   static void write_scalar(PipeOrder&, LocalTensor<int32_t> t) { t.SetValue(0, 5); }
   static void read_scalar(PipeOrder&, LocalTensor<int32_t> t) { t.GetValue(0); }
 
@@ -276,7 +276,7 @@ TEST_F(PipeOrder, QueueOrdersItsTwoPipes) {
           in.EnQue(x);
           x = in.DeQue<int32_t>();
         }
-        Add(out.Get<int32_t>(), x, x, 64);
+        Min(out.Get<int32_t>(), x, x, 64);
         in.FreeTensor(x);
         sync_pipes<HardEvent::V_MTE3>();
         copy(target.global(), out.Get<int32_t>(), 64);
@@ -285,7 +285,7 @@ TEST_F(PipeOrder, QueueOrdersItsTwoPipes) {
     };
   };
   EXPECT_CLEAN(make_kernel(true), regions);
-  EXPECT_EQ(target.values[63], 6);
+  EXPECT_EQ(target.values[63], 3);
   EXPECT_FAULT("pipe V reads what pipe MTE2 wrote", make_kernel(false), regions);
   // A queue at VECIN waits only for V before it reuses a buffer, so it may reuse a buffer that MTE3 still reads.
   EXPECT_FAULT(

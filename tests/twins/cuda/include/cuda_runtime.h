@@ -195,9 +195,8 @@ NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_max_sync, unsigned, kMax)
             },                                                             \
             operand};                                                      \
   }
-#define NGRAM_TWIN_ATOMICS(T)                        \
-  NGRAM_TWIN_ATOMIC(atomicExch, T, x)                \
-  NGRAM_TWIN_ATOMIC(atomicMin, T, x < old ? x : old) \
+#define NGRAM_TWIN_ATOMICS(T)         \
+  NGRAM_TWIN_ATOMIC(atomicExch, T, x) \
   NGRAM_TWIN_ATOMIC(atomicMax, T, x > old ? x : old)
 NGRAM_TWIN_ATOMICS(int)
 NGRAM_TWIN_ATOMICS(unsigned long long)
