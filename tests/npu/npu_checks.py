@@ -23,7 +23,7 @@ from ngram_npu.async_state import (
     verify_greedy,
 )
 from ngram_npu.engines.vllm.ascend import AscendNgramProposerNPU, triton_ngram_spec_decode
-from ngram_npu.engines.vllm.request_scopes import install_v1
+from ngram_npu.engines.vllm.v1 import install
 from ngram_npu.engines.vllm.v2 import RowDrafter, make_replacement
 from ops.specs import OPSPECS
 from ops.specs.spec import OpSpec
@@ -265,17 +265,23 @@ def run_vllm_ascend_v1(device: str) -> list[Any]:
 
     class NPUModelRunner:
         def __init__(self) -> None:
-            self.requests = {name: SimpleNamespace(cache_salt=None) for name in "ab"}
             self.input_batch = SimpleNamespace(req_ids=["a", "b"])
 
-        def _update_states(self, scheduler_output: Any) -> None: ...
+        def execute_model(self, scheduler_output: Any) -> None: ...
 
-    install_v1(SimpleNamespace(NPUModelRunner=NPUModelRunner), "NPUModelRunner")
+    install(SimpleNamespace(GPUModelRunner=NPUModelRunner))
     config = make_vllm_config(
         k=4, max_model_len=64, max_num_seqs=2, method="ngram_gpu", additional_config=STORE
     )
     runner = NPUModelRunner()
     drafter = AscendNgramProposerNPU(config, torch.device(device), runner)
+    runner.drafter = drafter
+    requests = [SimpleNamespace(req_id=n, sampling_params=None, lora_request=None) for n in "ab"]
+    runner.execute_model(
+        SimpleNamespace(
+            scheduled_new_reqs=requests, finished_req_ids=set(), total_num_scheduled_tokens=2
+        )
+    )
     texts = {"a": list(range(30)), "b": [99, 3, 4]}
     lengths = {"a": 5, "b": 3}
     results = []

@@ -6,14 +6,8 @@ from typing import Any
 
 import torch
 
-from ngram_npu.engines.vllm.drafter import Drafter
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.v1 import (
-    BatchScopes,
-    StockNgramProposer,
-    check_runner,
-    to_matrix,
-)
+from ngram_npu.engines.vllm.v1 import BatchDrafter, StockNgramProposer, to_matrix
 from ngram_npu.proposer import Drafts
 
 
@@ -39,12 +33,10 @@ class AscendNgramProposerNPU:
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any) -> None:
         options = read_options(vllm_config, "ngram_gpu")
-        check_runner(options, runner)
         config = options.ngram
         self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
         self.keep_drafting = options.keep_drafting
-        self.ngram_npu = Drafter(vllm_config, options, device, "ngram_gpu", pads=False)
-        self.scopes = BatchScopes(self.ngram_npu, runner)
+        self.ngram_npu = BatchDrafter(vllm_config, options, device, runner, pads=False)
         AscendNgramProposerNPU.current = self
 
 
@@ -68,7 +60,7 @@ def triton_ngram_spec_decode(
     """
     drafter = AscendNgramProposerNPU.current
     sampled = to_matrix(sampled_token_ids, token_ids.device)[: len(token_ids)]
-    scopes = drafter.scopes.find(len(token_ids))
+    scopes = drafter.ngram_npu.find_scopes(len(token_ids))
     step = drafter.ngram_npu.step_sampled(
         token_ids, num_tokens_no_spec, sampled, discard_request_mask, k, scopes
     )

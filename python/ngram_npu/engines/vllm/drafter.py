@@ -15,10 +15,11 @@ import torch
 
 import ngram_npu._C as _C
 from ngram_npu.draft_costs import DraftCosts
+from ngram_npu.engines.vllm.feed.insertion import insert_texts
 from ngram_npu.engines.vllm.options import Options
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.ranks import Ranks, compare_ranks, exit_worker_on_error, is_first_rank
-from ngram_npu.engines.vllm.request_scopes import find_scope, require_request_checks
+from ngram_npu.engines.vllm.request_scopes import find_scope
 from ngram_npu.engines.vllm.shared_store import SharedStore
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 from ngram_npu.ops import workspace_size
@@ -81,7 +82,6 @@ class Drafter:
             self._workspace = torch.zeros(size, dtype=torch.int32, device=device)
         self.shared_store: SharedStore | None = None
         if options.store:
-            require_request_checks()
             self.shared_store = SharedStore(vllm_config, options, device, has_scopes=has_scopes)
         digest = "" if self.shared_store is None else self.shared_store.digest
         ranks = compare_ranks(vllm_config, options, digest) if compares_ranks else Ranks()
@@ -104,10 +104,19 @@ class Drafter:
         elif options.metrics:
             self.stats = DeviceStats(self, vllm_config, device)
 
-    def find_scope(self, lora_request: Any, sampling_params: Any, cache_salt: str | None) -> Scope:
-        """Returns the scope of a request in the store."""
-        is_private = self.options.scope == "private"
-        return find_scope(lora_request, sampling_params, cache_salt, is_private=is_private)
+    @exit_worker_on_error
+    def begin_step(self, scheduler_output: Any) -> None:
+        """Called with what the scheduler sends for each step, also without requests, before the
+        runner executes the step. vLLM sends it once after the last request has ended."""
+        if self.shared_store is None:
+            return
+        insert_texts(self.shared_store.contents, scheduler_output)
+        if not scheduler_output.total_num_scheduled_tokens:
+            self.shared_store.copy_if_due(is_idle=True)
+
+    def find_scope(self, request: Any) -> Scope:
+        """Returns the scope in the store of a request, the scheduler's ``NewRequestData``."""
+        return find_scope(request, is_private=self.options.scope == "private")
 
     @exit_worker_on_error
     def step(
@@ -199,19 +208,13 @@ class Drafter:
         )
         self.shared_store.copy_if_due()
 
-    def end_requests(self, scheduler_output: Any) -> None:
-        """Called with what the scheduler sends for each step, also without requests. vLLM sends it
-        once after the last request has ended."""
-        if self.shared_store is not None and not scheduler_output.total_num_scheduled_tokens:
-            self.shared_store.copy_if_due(is_idle=True)
-
     def _look_up(
         self, tokens: Any, lengths: Any, rows: Any, num_sampled: Any, k: int, int64: bool
     ) -> Drafts[Any]:
         arguments = {**self._lookup_arguments, "num_sampled": num_sampled}
         if rows is not None:
             arguments["row_indices"] = rows
-        if self._workspace is None and not int64:
+        if self.device is None:
             arguments["k"] = k
             return Drafts(*self._ops.ngram_propose(tokens, lengths, **arguments))
         del arguments["k"]

@@ -33,8 +33,7 @@ SYMBOLS = (
     "CudaGraphManager._init_candidates",
     # In the workers of the V1 runner.
     *("NgramProposer", "NgramProposerGPU", "update_scheduler_for_invalid_drafts"),
-    *("GPUModelRunner._update_states", "GPUModelRunner.__init__"),
-    "update_num_computed_tokens_for_batch_change",
+    *("GPUModelRunner.__init__", "update_num_computed_tokens_for_batch_change"),
 )
 """All classes and functions of vLLM that the plugin replaces or wraps."""
 INSTANCE_SYMBOLS = (
@@ -46,8 +45,7 @@ INSTANCE_SYMBOLS = (
 """All functions of vLLM that the plugin replaces in instances."""
 ASCEND_SYMBOLS = (
     *("AscendNgramProposer", "AscendNgramProposerNPU", "triton_ngram_spec_decode"),
-    *("NPUModelRunner._update_states", "AscendNgramSpeculator"),
-    "update_num_computed_tokens_for_batch_change",
+    *("AscendNgramSpeculator", "update_num_computed_tokens_for_batch_change"),
 )
 """All classes and functions of vLLM-Ascend that the plugin replaces."""
 

@@ -28,7 +28,6 @@ from ngram_npu.engines.vllm import (
     v1,
     v2,
 )
-from ngram_npu.engines.vllm.feed import insertion
 from ngram_npu.engines.vllm.metrics import serve_engine_metrics
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
@@ -70,7 +69,6 @@ CONFIG = "vllm.config.vllm"
 V1_REFUSAL = " for method 'ngram_gpu' of the V1 runner, whose own class drafts"
 V2_REFUSAL = " for the V2 runner, whose own speculator drafts"
 
-ASCEND_RUNNER_CLASS = "NPUModelRunner"
 ASCEND_FACTORY = "vllm_ascend.spec_decode"
 ASCEND_HOST = "AscendNgramProposer"
 ASCEND_DEVICE = "AscendNgramProposerNPU"
@@ -152,8 +150,7 @@ def _replace_sync(module: Any) -> str | None:
 
 
 def _install_async(runner: ModuleType) -> None:
-    request_scopes.install_v1(runner)
-    insertion.install_v1(runner)
+    v1.install(runner)
     replace_after_import(RUNNER, _replace_async, "method 'ngram_gpu' of the V1 runner", V1_REFUSAL)
     _install_correction(runner, lambda: runner.current_platform.device_type)
 
@@ -283,18 +280,17 @@ def install_ascend() -> None:
     logs one line per method: enabled, or why not. Never raises; may be called again."""
     version = find_installed_version("vllm-ascend")
 
-    def install_v1(runner: Any) -> None:
+    def install_runner(runner: Any) -> None:
         device = ASCEND_DEVICE, ASCEND_LAUNCHER
         for method, names in (("ngram", (ASCEND_HOST,)), ("ngram_gpu", device)):
             label = f"method {method!r}"
             replace = functools.partial(_replace_ascend, names=names)
             refused = f" for {label}, {version} is left as it is"
             replace_after_import(ASCEND_RUNNER, replace, f"{label} of vllm-ascend", refused)
-        request_scopes.install_v1(runner, ASCEND_RUNNER_CLASS)
         _install_correction(runner, lambda: "npu")
 
-    run_after_import(RUNNER, insertion.install_v1)  # whose constructor vLLM-Ascend's runner calls
-    run_after_import(ASCEND_RUNNER, install_v1)
+    run_after_import(RUNNER, v1.install)  # whose constructor vLLM-Ascend's runner calls
+    run_after_import(ASCEND_RUNNER, install_runner)
     install_v2(ASCEND_V2_MODULE, "AscendNgramSpeculator", "ascend_v2")
 
 

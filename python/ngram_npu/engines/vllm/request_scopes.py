@@ -60,18 +60,17 @@ class Rules(NamedTuple):
     rejects_min_tokens: bool = False
 
 
-def find_scope(
-    lora_request: Any, sampling_params: Any, cache_salt: str | None, *, is_private: bool
-) -> Scope:
+def find_scope(request: Any, *, is_private: bool) -> Scope:
     """Returns the scope of a request that :func:`check_request` accepts.
 
     Args:
         is_private: Whether a request without salt and adapter shares with nobody.
     """
-    extra_args = getattr(sampling_params, "extra_args", None) or {}
+    extra_args = getattr(request.sampling_params, "extra_args", None) or {}
     if not extra_args.get(STORE_ARGUMENT, True):
         return PRIVATE_SCOPE
-    scope = scope_of_request(cache_salt, lora_request and lora_request.lora_name)
+    salt = getattr(request, SALT, None)  # exists if it is passed on
+    scope = scope_of_request(salt, request.lora_request and request.lora_request.lora_name)
     return PRIVATE_SCOPE if is_private and scope == SHARED_SCOPE else scope
 
 
@@ -264,28 +263,3 @@ def require_request_checks() -> None:
             f"requests in {INPUT_MODULE}: else a cache_salt that the runner does not know would be "
             "ignored"
         )
-
-
-def install_v1(module: Any, class_name: str = "GPUModelRunner") -> None:
-    """Makes the V1 runner in ``module`` keep the salts of its requests, and tell its drafter when
-    no request runs."""
-    runner = getattr(module, class_name, None)
-    stock = getattr(runner, "_update_states", None)
-    if inspect.isfunction(stock) and parameter_names(stock) == ["self", "scheduler_output"]:
-        wrap_function(runner, "_update_states", _update_states)
-
-
-def keeps_cache_salts(runner: Any) -> bool:
-    return hasattr(getattr(runner, "_update_states", None), "ngram_npu")
-
-
-def _update_states(stock: Any, runner: Any, scheduler_output: Any) -> Any:
-    """Wraps the function of V1's ``GPUModelRunner`` that creates the states of new requests."""
-    result = stock(runner, scheduler_output)
-    for new_request in scheduler_output.scheduled_new_reqs:
-        state = runner.requests[new_request.req_id]
-        state.cache_salt = getattr(new_request, SALT, None)
-    drafter = getattr(getattr(runner, "drafter", None), "ngram_npu", None)
-    if drafter is not None:
-        drafter.end_requests(scheduler_output)
-    return result

@@ -7,19 +7,29 @@ verifies ``num_speculative_tokens`` tokens of every request. Requests move betwe
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 import ngram_npu._C as _C
-from ngram_npu.engines.vllm.drafter import Drafter
-from ngram_npu.engines.vllm.feed.insertion import require_wrapped_runner
+from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
 from ngram_npu.engines.vllm.options import Method, Options, read_options
-from ngram_npu.engines.vllm.patching import logger
-from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER, keeps_cache_salts
+from ngram_npu.engines.vllm.patching import (
+    RUNNER,
+    find_argument,
+    is_wrapped,
+    logger,
+    parameter_names,
+    wrap_function,
+)
+from ngram_npu.engines.vllm.ranks import exit_worker_on_error
+from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER, require_request_checks
 from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
+from ngram_npu.store import Scope
 from ngram_npu.tensors import Int32Array
 
 
@@ -32,8 +42,7 @@ class StockNgramProposer:
         options = read_options(vllm_config, self._method)
         self.k = options.ngram.k
         self._keep_drafting, self._max_model_len = options.keep_drafting, options.max_model_len
-        if options.store_feed:
-            require_wrapped_runner()
+        check_runner(options, getattr(sys.modules.get(RUNNER), "GPUModelRunner", None))
         # The scheduler uses the drafts of one rank, and no sampled token is uncertain.
         self.ngram_npu = Drafter(
             vllm_config,
@@ -133,10 +142,8 @@ class AsyncNgramProposer:
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
-        check_runner(options, runner)
         self.k, self._runner = options.ngram.k, runner
-        self.ngram_npu = Drafter(vllm_config, options, device, "ngram_gpu", pads=True)
-        self._scopes = BatchScopes(self.ngram_npu, runner)
+        self.ngram_npu = BatchDrafter(vllm_config, options, device, runner, pads=True)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """Called before the first step; loads no model. Removes the runner's event for the numbers
@@ -186,7 +193,7 @@ class AsyncNgramProposer:
         started = time.perf_counter()
         k = min(num_speculative_tokens, self.k)
         sampled = to_matrix(valid_sampled_token_ids_gpu, token_ids_gpu.device)[: len(token_ids_gpu)]
-        scopes = self._scopes.find(len(num_tokens_no_spec))
+        scopes = self.ngram_npu.find_scopes(len(num_tokens_no_spec))
         step = self.ngram_npu.step_sampled(
             token_ids_gpu, num_tokens_no_spec, sampled, k=k, scopes=scopes
         )
@@ -195,42 +202,81 @@ class AsyncNgramProposer:
         return step.drafts.draft_token_ids, None
 
 
-class BatchScopes:
-    """The scopes of the requests in the batch of the asynchronous runner, which it passes to no
-    drafter. A request may be in another row in each step."""
+class BatchDrafter(Drafter):
+    """Drafts for the batch of the asynchronous runner, which passes no requests to its drafter. A
+    request may be in another row in each step."""
 
-    def __init__(self, drafter: Drafter, runner: Any) -> None:
-        self._drafter, self._runner = drafter, runner
+    def __init__(
+        self, vllm_config: Any, options: Options, device: torch.device, runner: Any, *, pads: bool
+    ) -> None:
+        check_runner(options, type(runner))
+        super().__init__(vllm_config, options, device, "ngram_gpu", pads=pads)
+        self._runner = runner
+        self._scopes: dict[str, Scope] = {}
+        """By request."""
         self._last_requests: Sequence[str] = ()
         self._last_scopes: torch.Tensor | None = None
 
-    def find(self, batch: int) -> torch.Tensor | None:
+    @exit_worker_on_error
+    def begin_step(self, scheduler_output: Any) -> None:
+        if self._store is not None:
+            for name in scheduler_output.finished_req_ids:
+                self._scopes.pop(name, None)
+            for request in scheduler_output.scheduled_new_reqs:
+                self._scopes[request.req_id] = self.find_scope(request)
+                self._last_requests = ()  # an earlier request may have had the same name
+        super().begin_step(scheduler_output)
+
+    def find_scopes(self, batch: int) -> torch.Tensor | None:
         """Returns the scopes [B] int64 of a step's requests; None without a store."""
-        if self._drafter.shared_store is None:
+        if self._store is None:
             return None
         requests = self._runner.input_batch.req_ids[:batch]
         if requests != self._last_requests:
-            fields = "lora_request", "sampling_params", "cache_salt"
-            scopes = [
-                self._drafter.find_scope(*(getattr(request, field, None) for field in fields))
-                for request in (self._runner.requests[request_id] for request_id in requests)
-            ]
-            device = self._drafter.device
+            scopes = [self._scopes[name] for name in requests]
             tensor = torch.tensor(scopes, dtype=torch.int64, device="cpu")
-            if device is not None and device.type != "cpu":
-                tensor = tensor.pin_memory().to(device, non_blocking=True)
+            if self.device is not None and self.device.type != "cpu":
+                tensor = tensor.pin_memory().to(self.device, non_blocking=True)
             self._last_requests, self._last_scopes = list(requests), tensor
         return self._last_scopes
 
 
-def check_runner(options: Options, runner: Any) -> None:
-    """Raises ValueError if the plugin has not wrapped the functions of the asynchronous runner that
-    a store needs."""
-    # The wrapped _update_states keeps the requests' salts.
-    if options.store and not keeps_cache_salts(runner):
-        raise ValueError(UNKNOWN_RUNNER.format("_update_states"))
-    if options.store_feed:
-        require_wrapped_runner()
+def install(module: Any) -> None:
+    """Makes the V1 runner in ``module`` pass the scheduler's output to its drafter before each
+    step."""
+    runner = getattr(module, "GPUModelRunner", None)
+    stock = getattr(runner, "execute_model", None)
+    if inspect.isfunction(stock) and parameter_names(stock)[:2] == ["self", "scheduler_output"]:
+        wrap_function(runner, "__init__", init_runner)
+
+
+def init_runner(stock: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> None:
+    """Wraps the constructor of V1's ``GPUModelRunner``, which vLLM-Ascend's runner calls too.
+    Replaces ``execute_model`` of the instance, because a subclass may override the function without
+    a call of the one that it overrides."""
+    stock(runner, *args, **kwargs)
+    execute_model = runner.execute_model
+
+    def begin_and_execute(*args: Any, **kwargs: Any) -> Any:
+        # A runner of another pipeline stage, or with another method, has no drafter of ours.
+        drafter = getattr(getattr(runner, "drafter", None), ATTRIBUTE, None)
+        if drafter is not None:
+            drafter.begin_step(find_argument(args, kwargs, 0, "scheduler_output"))
+        return execute_model(*args, **kwargs)
+
+    runner.execute_model = begin_and_execute
+
+
+def check_runner(options: Options, runner_class: type | None) -> None:
+    """Raises ValueError if a store is on, and the plugin has not wrapped what the store needs: the
+    check of requests, and the constructor of the runner or of its base (None: outside vLLM)."""
+    if not options.store:
+        return
+    require_request_checks()
+    if runner_class is not None and not any(
+        is_wrapped(vars(base).get("__init__"), init_runner) for base in runner_class.__mro__
+    ):
+        raise ValueError(UNKNOWN_RUNNER.format("execute_model"))
 
 
 def to_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:

@@ -15,10 +15,9 @@ import torch
 
 from ngram_npu import _library
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
-from ngram_npu.engines.vllm.feed.insertion import insert_texts
 from ngram_npu.engines.vllm.options import Method, Options, read_options
 from ngram_npu.engines.vllm.ranks import exit_worker_on_error
-from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER
+from ngram_npu.engines.vllm.request_scopes import UNKNOWN_RUNNER, require_request_checks
 from ngram_npu.proposer import Drafts
 
 
@@ -31,8 +30,10 @@ class RowDrafter(Drafter):
     def __init__(
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, label: str
     ) -> None:
-        if options.store and not self.has_request_data:
-            raise ValueError(UNKNOWN_RUNNER.format("add_requests"))
+        if options.store:
+            require_request_checks()
+            if not self.has_request_data:
+                raise ValueError(UNKNOWN_RUNNER.format("add_requests"))
         super().__init__(vllm_config, options, device, label, pads=True)
         self._rows = req_states.all_token_ids.gpu, req_states.total_len.gpu
         if options.store and len(self._rows[0]) > options.max_num_seqs:
@@ -69,23 +70,19 @@ class RowDrafter(Drafter):
         """A request, also one that was preempted, begins in ``row``."""
         if self._store is not None:
             self._store.begin_requests(row)
-            self._scopes[row] = self.find_scope(
-                request.lora_request,
-                request.sampling_params,
-                getattr(request, "cache_salt", None),  # exists if it is passed on
-            )
+            self._scopes[row] = self.find_scope(request)
 
 
 def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any) -> None:
-    """Wraps ``GPUModelRunner.add_requests``: passes new requests, their rows, and fed texts to the
-    speculator. The runner calls the function in every step, also without requests."""
+    """Wraps ``GPUModelRunner.add_requests``: passes the scheduler's output, and the rows of new
+    requests, to the speculator. The runner calls the function in every step, also without requests.
+    """
     stock(runner, scheduler_output)
     drafter = getattr(runner.speculator, ATTRIBUTE, None)
     if isinstance(drafter, RowDrafter):
         for request in scheduler_output.scheduled_new_reqs:
             drafter.begin(runner.req_states.req_id_to_index[request.req_id], request)
-        insert_texts(drafter, scheduler_output)
-        drafter.end_requests(scheduler_output)
+        drafter.begin_step(scheduler_output)
 
 
 def unsupported_state_reason(device: torch.device, req_states: Any, kernel: str) -> str:

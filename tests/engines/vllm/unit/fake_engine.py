@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu.engines.vllm import NgramProposer, ascend, neural, request_scopes, v1, v2
+from ngram_npu.engines.vllm import NgramProposer, ascend, neural, v1, v2
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE, Drafter
 from ngram_npu.engines.vllm.options import read_options
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -108,6 +108,10 @@ class Engine:
     def preempt(self, name: str) -> None:
         """Removes a request from the batch. The request stays alive and may resume later."""
 
+    def begin_step(self, scheduler_output: Any) -> None:
+        """Does what the runner does with the scheduler's output before it executes a step."""
+        assert self.runner.execute_model(scheduler_output=scheduler_output) == "result"
+
     def step(self, samples: dict[str, list[int]], k: int = K) -> dict[str, list[int]]:
         """Runs a step with the batch ``samples``, in this order, and returns the drafts. A request
         without sampled tokens is in prefill."""
@@ -123,6 +127,7 @@ class Engine:
     def store(self) -> Any:
         return self.drafter.shared_store.contents
 
+    runner: Any
     adapter: Any
     """The object that the runner calls."""
 
@@ -138,7 +143,8 @@ class V1(Engine):
     def __init__(self, *, rows: int = ROWS, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
         vllm_config = make_config(method="custom_class", rows=rows, length=length, **options)
-        self.adapter = NgramProposer(vllm_config)
+        self.runner = GPUModelRunner()
+        self.adapter = self.runner.drafter = NgramProposer(vllm_config)
         self.buffer = np.full((rows, length), 3, np.int32)
         self.lengths = np.full(rows, 5, np.int32)
 
@@ -157,30 +163,29 @@ class V1(Engine):
 
 
 class GPUModelRunner:
-    """vLLM's V1 runner. The states of its requests have no ``cache_salt``."""
+    """vLLM's V1 runner."""
+
+    drafter: Any
 
     def __init__(self) -> None:
-        self.requests: dict[str, Any] = {}
         self.input_batch = SimpleNamespace(req_ids=[], num_reqs=0, vocab_size=VOCABULARY)
         self._num_valid_draft_tokens_event = "event"
 
-    def _update_states(self, scheduler_output: Any) -> None:
-        for request in scheduler_output.scheduled_new_reqs:
-            self.requests[request.req_id] = SimpleNamespace(
-                lora_request=request.lora_request, sampling_params=request.sampling_params
-            )
+    def execute_model(self, scheduler_output: Any) -> str:
+        return "result"
 
 
 class NPUModelRunner(GPUModelRunner):
-    """vLLM-Ascend's V1 runner."""
+    """vLLM-Ascend's V1 runner, which overrides the function without a call of the stock one."""
 
-    def _update_states(self, scheduler_output: Any) -> None:
-        super()._update_states(scheduler_output)
+    def __init__(self) -> None:
+        super().__init__()
+
+    def execute_model(self, scheduler_output: Any) -> str:
+        return "result"
 
 
-_RUNNERS = SimpleNamespace(GPUModelRunner=GPUModelRunner, NPUModelRunner=NPUModelRunner)
-request_scopes.install_v1(_RUNNERS, "NPUModelRunner")
-request_scopes.install_v1(_RUNNERS)
+v1.install(SimpleNamespace(GPUModelRunner=GPUModelRunner))
 
 
 class V1Async(Engine):
@@ -194,6 +199,7 @@ class V1Async(Engine):
         self.tokens = torch.full((ROWS, length), 7, dtype=torch.int32)
         vllm_config = make_config(length=length, **options)
         self.adapter = self.adapter_class(vllm_config, CPU, self.runner)
+        self.runner.drafter = self.adapter
         self.adapter.load_model(object())
         assert self.runner._num_valid_draft_tokens_event == (None if self.pads else "event")
 
@@ -202,11 +208,11 @@ class V1Async(Engine):
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
-        self.runner._update_states(make_scheduler_output(*requests))
+        self.begin_step(make_scheduler_output(*requests))
 
     def end(self, name: str) -> None:
         super().end(name)
-        del self.runner.requests[name]
+        self.begin_step(make_scheduler_output(finished=[name]))
 
     def write_rows(self, samples: dict[str, list[int]]) -> tuple[Any, Any, Any]:
         """Writes the rows without the sampled tokens. Returns the sampled tokens, the lengths, and
@@ -314,11 +320,13 @@ def make_input_batch(rows: list[int], names: list[str] | None = None) -> Any:
     )
 
 
-def make_scheduler_output(*new_requests: Request) -> Any:
+def make_scheduler_output(*new_requests: Request, finished: Sequence[str] = ()) -> Any:
     """Returns the part of a ``SchedulerOutput`` that the adapter reads. Without requests, it is the
     one after the last request has ended."""
     return SimpleNamespace(
-        scheduled_new_reqs=new_requests, total_num_scheduled_tokens=len(new_requests)
+        scheduled_new_reqs=new_requests,
+        finished_req_ids=finished,
+        total_num_scheduled_tokens=len(new_requests) + len(finished),
     )
 
 
@@ -339,6 +347,9 @@ class V2(Engine):
     @property
     def adapter(self) -> Any:  # type: ignore[override]
         return self.speculator
+
+    def begin_step(self, scheduler_output: Any) -> None:
+        self.add_requests(scheduler_output)
 
     def add_requests(self, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:

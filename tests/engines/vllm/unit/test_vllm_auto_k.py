@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import call, create_autospec
 
 import pytest
 from fake_engine import make_config
-from ngram_npu.draft_length import Change
+from ngram_npu.draft_acceptance import Acceptance
+from ngram_npu.draft_length import Change, DraftLengthController
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm.options import read_options
 
@@ -58,33 +60,6 @@ def make_results(output: Any, num_sampled: Sequence[int]) -> Any:
     )
 
 
-class RecordingController:
-    """A controller that records the observed steps and schedules."""
-
-    def __init__(self) -> None:
-        self.acceptance = RecordingAcceptance()
-        self.steps: list[tuple[int, int, float | None]] = []
-        self.kinds: list[tuple[int, Any]] = []
-        self.schedules: list[int] = []
-
-    def observe_step(
-        self, batch: int, length: int, seconds: float | None, *, num_decodes: int, kind: Any
-    ) -> None:
-        self.steps.append((batch, length, seconds))
-        self.kinds.append((num_decodes, kind))
-
-    def observe_schedule(self, batch: int) -> None:
-        self.schedules.append(batch)
-
-
-class RecordingAcceptance:
-    def __init__(self) -> None:
-        self.counts: list[tuple[int, ...]] = []
-
-    def observe(self, batch: int, num_accepted: Sequence[int]) -> None:
-        self.counts.append(tuple(num_accepted))
-
-
 @pytest.fixture
 def steps() -> ObservedSteps:
     return ObservedSteps()
@@ -96,7 +71,9 @@ class ObservedSteps:
     def __init__(self) -> None:
         self.time = 100.0
         self.observer = make_observer(lambda: self.time)
-        self.controller = self.observer.controller = RecordingController()  # type: ignore[assignment]
+        self.controller = create_autospec(DraftLengthController, instance=True)
+        self.controller.acceptance = create_autospec(Acceptance, instance=True)
+        self.observer.controller = self.controller
 
     def run(self, output: Any, num_sampled: Sequence[int] = (), seconds: float = 0.01) -> None:
         """Runs a step whose drafts were made by the step before."""
@@ -105,6 +82,16 @@ class ObservedSteps:
         self.observer.observe_schedule(output)
         self.time += seconds
         self.observer.observe_update(output, make_results(output, num_sampled))
+
+    @property
+    def steps(self) -> list[tuple[int, int, float | None]]:
+        """Returns the batch size, draft length and time of each step."""
+        return [step.args for step in self.controller.observe_step.call_args_list]
+
+    @property
+    def counts(self) -> list[tuple[int, ...]]:
+        """Returns for each step the number of requests by number of accepted tokens."""
+        return [tuple(step.args[1]) for step in self.controller.acceptance.observe.call_args_list]
 
 
 @pytest.mark.parametrize(
@@ -184,8 +171,8 @@ def test_time_between_decode_steps_with_equal_draft_length_is_observed(
     drafts = [0, 0, 5, 5, 5, 0]
     for number, k in enumerate(drafts):
         steps.run(make_output({"a": k, "b": k}), [1, 1], 0.01 + 0.001 * number)
-    times = [None if t is None else round(t, 6) for _, _, t in steps.controller.steps]
-    assert [(b, k) for b, k, _ in steps.controller.steps] == [(2, k) for k in drafts]
+    times = [None if t is None else round(t, 6) for _, _, t in steps.steps]
+    assert [(b, k) for b, k, _ in steps.steps] == [(2, k) for k in drafts]
     assert times == [None, 0.011, None, 0.013, 0.014, None]
 
 
@@ -196,7 +183,7 @@ def test_step_without_decoding_request_is_not_observed_but_begins_the_next_time(
     steps.run(make_output({}), seconds=5.0)
     steps.run(make_output({"a": 0}, num_scheduled_tokens={"a": 64}), [], seconds=1000.0)  # idle
     steps.run(make_output({"a": 0}), [1], seconds=0.25)
-    assert steps.controller.steps == [(1, 0, None), (1, 0, 0.25)]
+    assert steps.steps == [(1, 0, None), (1, 0, 0.25)]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +204,8 @@ def test_kind_of_step_tells_grammar_and_number_of_prompt_tokens(
     steps: ObservedSteps, output: Any, expected: Any
 ) -> None:
     steps.run(output, [1] * len(output.num_scheduled_tokens))
-    assert steps.controller.kinds == [expected]
+    (step,) = steps.controller.observe_step.call_args_list
+    assert (step.kwargs["num_decodes"], step.kwargs["kind"]) == expected
 
 
 @pytest.mark.parametrize("grammar", [False, True])
@@ -233,8 +221,8 @@ def test_accepted_tokens_are_counted_in_every_step(
     output.num_scheduled_tokens |= {f"prompt {i}": 500 for i in range(num_prompts)}
     output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
     steps.run(output, [1, 2, 4, 1] + [1] * num_prompts)
-    assert steps.controller.acceptance.counts == [(2, 1, 0, 1)]
-    assert steps.controller.steps[0][:2] == (4 + num_prompts, 3)
+    assert steps.counts == [(2, 1, 0, 1)]
+    assert steps.steps[0][:2] == (4 + num_prompts, 3)
 
 
 @pytest.mark.parametrize("num_prompts", [0, 2])
@@ -247,7 +235,7 @@ def test_large_batches_are_counted_by_samples_that_reach_all_requests(
     num_sampled = [2] * 100 + [4] * 150 + [0] * num_prompts
     for _ in range(8):
         steps.run(output, num_sampled)
-    counts = steps.controller.acceptance.counts
+    counts = steps.counts
     assert max(map(sum, counts)) <= 32
     assert [sum(column) for column in zip(*counts, strict=True)] == [0, 100, 0, 150]
 
@@ -257,8 +245,8 @@ def test_dropped_drafts_count_as_a_step_without_drafts(steps: ObservedSteps) -> 
     steps.observer._next_length = 5
     steps.observer.observe_schedule(output)
     steps.observer.observe_update(output, make_results(output, [1]))
-    assert steps.controller.steps == [(1, 0, None)]
-    assert steps.controller.acceptance.counts == [()]
+    assert steps.steps == [(1, 0, None)]
+    assert steps.counts == [()]
 
 
 def test_length_of_a_step_is_that_of_the_schedule_before(steps: ObservedSteps) -> None:
@@ -270,8 +258,8 @@ def test_length_of_a_step_is_that_of_the_schedule_before(steps: ObservedSteps) -
     steps.observer.observe_schedule(second)
     steps.observer.observe_update(first, make_results(first, [1]))
     steps.observer.observe_update(second, make_results(second, [2]))
-    assert [length for _, length, _ in steps.controller.steps] == [0, 3]
-    assert steps.controller.schedules == [1, 1]
+    assert [length for _, length, _ in steps.steps] == [0, 3]
+    assert steps.controller.observe_schedule.call_args_list == [call(1), call(1)]
 
 
 def test_start_and_changes_are_logged_and_exported(
@@ -307,7 +295,7 @@ def test_start_and_changes_are_logged_and_exported(
 def test_measurements_are_logged_once_if_no_tokens_are_drafted(
     steps: ObservedSteps, caplog: pytest.LogCaptureFixture
 ) -> None:
-    steps.controller.describe_measurements = lambda: "measured"  # type: ignore[attr-defined]
+    steps.controller.describe_measurements.return_value = "measured"
     for _ in range(2):
         steps.run(make_output({"a": 0}, num_scheduled_tokens={"a": 50}))
     for _ in range(2 * auto_k.REPORT_STEPS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,12 +32,15 @@ from fake_engine import (
     make_config,
     make_input_batch,
     make_params,
+    make_scheduler_output,
     run_random_steps,
 )
 from ngram_npu import _C, NgramConfig
 from ngram_npu.draft_costs import DraftCosts
 from ngram_npu.engines.vllm import ascend, plugin, v1
+from ngram_npu.engines.vllm.drafter import Drafter
 from ngram_npu.engines.vllm.options import DEFAULT_MIN_PROBABILITY
+from ngram_npu.engines.vllm.patching import RUNNER
 from ngram_npu.engines.vllm.v2 import RowDrafter
 from ngram_npu.ops import workspace_size
 from ngram_npu.store import PRIVATE_SCOPE, SHARED_SCOPE, scope_of_request
@@ -210,24 +214,42 @@ def test_step_without_drafts_still_stores_its_text(engine_class: Any) -> None:
     assert engine.store.statistics.tokens_held == len(WORDS) - K
 
 
+@pytest.mark.parametrize("engine_class", [V1Async, Ascend])
+def test_request_with_the_name_of_an_ended_one_has_its_own_scope(engine_class: Any) -> None:
+    """vLLM may send the end of a request and another one of the same name with one step."""
+    engine = engine_class(**STORE)
+    for salt, words in (("a", WORDS[:20]), ("b", WORDS[20:])):
+        request = Request("name", [1], salt)
+        engine.alive["name"] = request
+        engine.begin_step(make_scheduler_output(request, finished=["name"]))
+        for begin in range(0, len(words), K):
+            engine.step({"name": words[begin : begin + K]})
+    assert engine.store.scopes.keys() == {scope_of_request("a"), scope_of_request("b")}
+
+
 def test_store_in_unknown_runner_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     class UnknownRunner:
-        def _update_states(self, output: Any) -> None: ...
+        def execute_model(self, output: Any) -> None: ...
 
         def add_requests(self, output: Any) -> None: ...
 
     monkeypatch.setattr(RowDrafter, "has_request_data", False)
     module: Any = SimpleNamespace(GPUModelRunner=UnknownRunner)
     members = vars(UnknownRunner).copy()
-    plugin.request_scopes.install_v1(module)
+    v1.install(module)
     plugin.install_request_data(module)
     assert vars(UnknownRunner) == members
-    for runner in (UnknownRunner(), None):
-        for drafter_class in (v1.AsyncNgramProposer, ascend.AscendNgramProposerNPU):
-            with pytest.raises(ValueError, match=r"store: expected a runner .*_update_states"):
-                drafter_class(make_config(**STORE), CPU, runner)
     with pytest.raises(ValueError, match=r"store: expected a runner .*Runner.add_requests"):
         V2(**STORE)
+    monkeypatch.setattr(v1, "require_request_checks", lambda: None)
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    message = r"store: expected a runner .*Runner.execute_model"
+    with pytest.raises(ValueError, match=message):
+        V1(**STORE)
+    for runner in (UnknownRunner(), None):
+        for drafter_class in (v1.AsyncNgramProposer, ascend.AscendNgramProposerNPU):
+            with pytest.raises(ValueError, match=message):
+                drafter_class(make_config(**STORE), CPU, runner)
 
 
 # Device operations per step, and log messages.
@@ -259,7 +281,7 @@ STORE_STEP = [
     *("ngram_npu.store_append_", "ngram_npu.store_propose_"),
 ]
 MERGE_STEP = [
-    *("ngram_npu.ngram_propose", "aten.clamp", "aten.index.Tensor", "aten.unsqueeze", "aten.ge"),
+    *("ngram_npu.ngram_propose_", "aten.clamp", "aten.index.Tensor", "aten.unsqueeze", "aten.ge"),
     *("aten.masked_fill_", "aten.add.Tensor", "aten.sub_.Tensor", "ngram_npu.merge_drafts_"),
 ]
 
@@ -300,6 +322,11 @@ def test_workspace_is_allocated_once(engine_class: Any, op: str) -> None:
     workspaces = [kw["workspace"] for name, kw in recorder.calls if name == f"ngram_npu.{op}"]
     assert [*map(id, workspaces)] == [id(workspace)] * 2
     assert workspace_size("ngram_step_", ROWS) >= workspace_size("ngram_propose_", ROWS)
+    on_device = Drafter(
+        make_config(), engine.drafter.options, torch.device("meta"), "ngram_gpu", pads=True
+    )
+    assert on_device._workspace is not None
+    assert len(on_device._workspace) == workspace_size("ngram_step_", ROWS)
 
 
 NEURAL_HINT = "StandaloneARSpeculator where more accepted tokens are expected of it than that requ"

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import kv_events
@@ -24,16 +24,25 @@ import numpy as np
 import pytest
 import yaml
 import zmq
-from fake_engine import STORE, V1, V2, Engine, Request, V1Async, V2Neural, make_config
+from fake_engine import (
+    STORE,
+    V1,
+    V2,
+    Ascend,
+    GPUModelRunner,
+    Request,
+    V1Async,
+    V2Neural,
+    make_config,
+    make_scheduler_output,
+)
 from kv_events import AllBlocksCleared, BlockRemoved, KVEventBatch
-from ngram_npu.engines.vllm import drafter
-from ngram_npu.engines.vllm.feed import insertion, reader, texts
+from ngram_npu.engines.vllm.feed import reader, texts
 from ngram_npu.engines.vllm.feed.insertion import ATTRIBUTE
 from ngram_npu.engines.vllm.feed.publishers import Publisher, parse_publishers, resolve
 from ngram_npu.engines.vllm.feed.reader import FeedReader
 from ngram_npu.engines.vllm.feed.texts import TextJoiner
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.patching import RUNNER
 from test_vllm_feed_texts import (
     ANSWER,
     BLOCK,
@@ -466,7 +475,7 @@ def test_thread_waits_four_times_as_long_as_it_works(monkeypatch: pytest.MonkeyP
 # How pieces get from the scheduler into the stores of the ranks.
 
 FEED: dict[str, Any] = {**STORE, "store_feed": "tcp://10.0.0.1:5557"}
-ENGINES = V1, V1Async, V2, V2Neural
+ENGINES = V1, V1Async, Ascend, V2, V2Neural
 
 
 def schedule(*pieces: tuple[int, list[int]]) -> Iterator[Any]:
@@ -474,16 +483,9 @@ def schedule(*pieces: tuple[int, list[int]]) -> Iterator[Any]:
     feed = make_feed(store_feed="tcp://10.0.0.1:5557")
     feed.ready += [(0.0, scope, np.array(tokens, np.int32).tobytes()) for scope, tokens in pieces]
     while feed.ready:
-        output = SimpleNamespace(scheduled_new_reqs=[], total_num_scheduled_tokens=1)
+        output = make_scheduler_output(finished=["another"])
         feed.add_texts(output)
         yield pickle.loads(pickle.dumps(output))
-
-
-def run_step(engine: Engine, output: Any) -> None:
-    if isinstance(engine, V2):
-        engine.add_requests(output)
-    else:
-        insertion.insert_texts(engine.drafter, output)
 
 
 def test_all_runners_store_the_same_text() -> None:
@@ -497,7 +499,7 @@ def test_all_runners_store_the_same_text() -> None:
     ]
     for output in schedule(*pieces):
         for engine in engines:
-            run_step(engine, output)
+            engine.begin_step(output)
     for engine in engines:
         stored = [(int(scope), text.tolist()) for scope, text in engine.store.texts()]
         assert stored[-60:] == pieces
@@ -521,41 +523,12 @@ def test_rank_that_cannot_insert_text_ends_its_worker(monkeypatch: pytest.Monkey
     engine = V2(**FEED)
     monkeypatch.setattr(engine.store, "add_text", lambda *args: 1 / 0)
     (output,) = schedule((0, PROMPT))
-    insertion.insert_texts(None, output)
+    assert GPUModelRunner().execute_model(output) == "result"
     with pytest.raises(ZeroDivisionError):
-        run_step(engine, output)
+        engine.begin_step(output)
     engine.drafter.has_other_ranks = True
     with pytest.raises(SystemExit):
-        run_step(engine, output)
-
-
-def test_v1_runner_inserts_text_even_if_subclass_overrides_execute_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class GPUModelRunner:
-        def __init__(self, drafter: Any) -> None:
-            self.drafter = drafter
-
-        def execute_model(self, scheduler_output: Any) -> str:
-            raise NotImplementedError
-
-    class OtherRunner(GPUModelRunner):
-        def execute_model(self, scheduler_output: Any) -> str:
-            return "result"
-
-    module: Any = ModuleType(RUNNER)
-    module.GPUModelRunner = GPUModelRunner
-    monkeypatch.setitem(sys.modules, RUNNER, module)
-    monkeypatch.setattr(drafter, "require_request_checks", lambda: None)
-    with pytest.raises(ValueError, match="ngram_npu: store_feed: expected NGRAM_NPU_VLLM=1 and a"):
-        V1(**FEED)
-    V1(**STORE)
-    insertion.install_v1(module)
-    engine = V1(**FEED)
-    runner: Any = OtherRunner(engine.adapter)
-    (output,) = schedule((0, PROMPT))
-    assert runner.execute_model(scheduler_output=output) == "result"
-    assert engine.store.statistics.tokens_held == len(PROMPT)
+        engine.begin_step(output)
 
 
 # The example.

@@ -24,8 +24,7 @@ from fake_engine import (
 from ngram_npu import _library
 from ngram_npu.engines.vllm import ascend, options, plugin, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
-from ngram_npu.engines.vllm.feed import insertion
-from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, is_wrapped
+from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import NgramSpeculator, RowDrafter
 
@@ -121,8 +120,7 @@ from vllm_ascend.spec_decode import (
 )
 """
 ASCEND_RUNNER_SOURCE = """
-class NPUModelRunner:
-    def _update_states(self, scheduler_output): ...
+class NPUModelRunner: ...
 """
 ASCEND_LAUNCHER_SOURCE = """
 def triton_ngram_spec_decode(
@@ -629,18 +627,15 @@ def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
 
 
 @pytest.mark.usefixtures("npu_kernels")
-def test_ascend_runner_keeps_salts_and_inserts_fed_text(vllm: FakeVLLM) -> None:
-    """vLLM-Ascend's runner derives from vLLM's, and overrides its ``_update_states``."""
+def test_ascend_runner_supports_a_store(vllm: FakeVLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM-Ascend's runner derives from vLLM's, whose constructor is wrapped."""
     stock = "class GPUModelRunner:\n    def __init__(self): ...\n"
     stock += "    def execute_model(self, scheduler_output): ...\n"
     vllm.write_module(RUNNER, stock)
-    runner = import_changed(vllm, ASCEND_RUNNER)
-    npu_runner = runner.NPUModelRunner()
-    ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, npu_runner)
-    with pytest.raises(ValueError, match="store: expected a runner that passes on the keys"):
-        ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, object())
-    wrapped = importlib.import_module(RUNNER).GPUModelRunner.__init__
-    assert is_wrapped(wrapped, insertion.init_v1)
+    derived = f"import {RUNNER}\nclass NPUModelRunner({RUNNER}.GPUModelRunner)"
+    runner = import_changed(vllm, ASCEND_RUNNER, "class NPUModelRunner", derived)
+    monkeypatch.setattr(v1, "require_request_checks", lambda: None)
+    ascend.AscendNgramProposerNPU(make_config(**STORE), CPU, runner.NPUModelRunner())
 
 
 @pytest.mark.usefixtures("npu_kernels")

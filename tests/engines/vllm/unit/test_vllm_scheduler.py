@@ -74,7 +74,9 @@ def make_core(
 # The switch.
 
 
-def test_switch_drops_drafts_of_both_kinds_of_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_drops_drafts_of_both_kinds_of_schedulers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     core = make_core(monkeypatch)
     (request,) = core.scheduler.running
     for enabled, num_drafts in ((True, K), (False, 0), (True, K)):
@@ -83,6 +85,7 @@ def test_switch_drops_drafts_of_both_kinds_of_schedulers(monkeypatch: pytest.Mon
         assert len(request.spec_token_ids) == num_drafts
         core.scheduler.update_draft_token_ids([7] * K)
         assert len(request.spec_token_ids) == num_drafts
+    assert caplog.messages == [f"ngram_npu: drafting is {state}" for state in ("on", "off", "on")]
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,18 @@ import pytest
 from fake_engine import (
     CPU,
     STORE,
+    V1,
     V2,
     WORDS,
     GPUModelRunner,
     K,
     Request,
+    V1Async,
     make_scheduler_output,
     make_store_config,
 )
 from ngram_npu import NgramStore
-from ngram_npu.engines.vllm import NgramProposer, request_scopes, saving, v1
+from ngram_npu.engines.vllm import NgramProposer, saving, v1
 from ngram_npu.engines.vllm.drafter import ATTRIBUTE
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
@@ -225,7 +227,7 @@ def run_steps(proposer: Any, tokens: list[int]) -> None:
 
 def end_requests(proposer: Any) -> None:
     """Does what vLLM's runner does once after the last request has ended."""
-    getattr(proposer, ATTRIBUTE).end_requests(SimpleNamespace(total_num_scheduled_tokens=0))
+    getattr(proposer, ATTRIBUTE).begin_step(make_scheduler_output())
 
 
 def test_store_is_saved_when_no_request_runs_and_at_the_end(tmp_path: Path) -> None:
@@ -248,25 +250,15 @@ def test_store_is_saved_when_no_request_runs_and_at_the_end(tmp_path: Path) -> N
     assert not saver._thread.is_alive()
 
 
-def test_runner_tells_its_drafter_when_no_request_runs() -> None:
-    class GPUModelRunner:
-        def _update_states(self, scheduler_output: Any) -> None: ...
-
-    request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
-    v1_runner: Any = GPUModelRunner()
-    v1_runner._update_states(make_scheduler_output())  # without a drafter
-    v1_runner.drafter, _store = create_proposer()
-    run_steps(v1_runner.drafter, WORDS)
-    v2_runner = V2(**STORE)
-    v2_runner.begin(Request("a", [1], salt="owner"))
-    v2_runner.step({"a": WORDS[:K]})
-    for drafter, tell in (
-        (v1_runner.drafter.ngram_npu, v1_runner._update_states),
-        (v2_runner.drafter, v2_runner.add_requests),
-    ):
-        assert drafter.shared_store._saver._thread is None
-        tell(make_scheduler_output())
-        assert drafter.shared_store._saver._thread is not None
+@pytest.mark.parametrize("engine_class", [V1, V1Async, V2])
+def test_runner_tells_its_drafter_when_no_request_runs(engine_class: Any) -> None:
+    engine = engine_class(**STORE)
+    saver = engine.drafter.shared_store._saver
+    engine.begin(Request("a", [1], salt="owner"))
+    engine.step({"a": WORDS[:K]})
+    assert saver._thread is None
+    engine.begin_step(make_scheduler_output())
+    assert saver._thread is not None
 
 
 def test_store_of_running_requests_is_saved_at_the_interval(

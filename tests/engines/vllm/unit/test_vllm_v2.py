@@ -228,7 +228,8 @@ def make_adaptive_engine(confidence: float = 0.01, **options: Any) -> V2Neural:
     return engine
 
 
-def test_confidence_of_an_ngram_draft_is_that_of_the_cost_table() -> None:
+def test_confidence_and_outcome_of_an_ngram_draft_are_not_those_of_the_neural_drafter() -> None:
+    """The confidence is that of the cost table, and the speculator does not learn the outcome."""
     engine = make_adaptive_engine()
     assert propose(engine, "once twice", [1, 1]) == [NEURAL_DRAFTS[0], NGRAM_DRAFT]
     confidence = engine.speculator.draft_token_confidence_probs
@@ -236,6 +237,9 @@ def test_confidence_of_an_ngram_draft_is_that_of_the_cost_table() -> None:
     costs = DraftCosts(NgramConfig(k=K))
     expected = costs.compute_probabilities(torch.tensor([12]), torch.tensor([K]))
     assert torch.equal(confidence[1:2], expected)
+    rows = torch.tensor([*map(engine.get_row, ("once", "twice"))])
+    engine.speculator.observe_verification(rows, torch.tensor([2, 3]), torch.tensor([K - 1, K - 2]))
+    assert engine.speculator.observed_counts == [([2, 0], [K - 1, 0])]
 
 
 def test_choice_uses_costs_of_neural_tokens_unless_they_are_sampled() -> None:
