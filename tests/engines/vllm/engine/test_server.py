@@ -363,4 +363,5 @@ def test_store_file_of_stopped_server_contains_its_text(server: Server, store_fi
     assert f"store_file={store_file} is written when no request runs" in log
     assert "with shutdown_timeout=0 vLLM kills its workers" in log
     assert "store_feed is off" not in log
-    assert "Traceback" not in log.partition("shutting down")[0]
+    # Of a busy server, vLLM may log that the engine is gone while it shuts down.
+    assert "Traceback" not in log.partition("[shutdown]")[0]
