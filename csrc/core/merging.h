@@ -39,9 +39,6 @@ struct MergeDraftsParams {
   Gm<int32_t> draft_source;      // [B]
 };
 
-// The expected number of accepted tokens of a draft, computed from the costs of its tokens in 1/16 bit. Definition:
-// docs/ops/merge_drafts.md.
-
 // 2^(-cost / 16) with 16 fractional bits, for cost 0, and for the cost after that of `probability`. Repeated
 // multiplication gives the same integers everywhere.
 constexpr uint32_t kFirstProbability = 65536;
@@ -59,8 +56,8 @@ struct AcceptanceProbabilities {
   NGRAM_FN uint32_t operator[](uint32_t cost) const { return values[cost]; }
 };
 
-// The expected number of accepted tokens among the first `count` tokens of a draft, in 65536ths. Kernels may have their
-// own copies of the probabilities and the costs.
+// The expected number of accepted tokens among the first `count` tokens of a draft, in 65536ths, computed from the
+// costs of its tokens in 1/16 bit. Kernels may have their own copies of the probabilities and the costs.
 template <class Probabilities, class Costs>
 NGRAM_FN uint32_t expected_accepted_tokens(const Probabilities& probabilities, const Costs& costs, int64_t count) {
   uint32_t expected_tokens = 0, total_cost = 0;

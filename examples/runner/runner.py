@@ -59,8 +59,8 @@ class Figures:
     accepted: int = 0
 
 
-def check_prompt(name: str, token_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Returns a prompt's token ids as a list.
+def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> list[int]:
+    """Returns the token ids as a list.
 
     Raises:
         ValueError: an id is not an integer, or is outside the vocabulary, so that the embedding
@@ -135,11 +135,14 @@ class Runner:
             scopes: with a store, requests share text only within a scope; None: one scope for all.
 
         Raises:
-            ValueError: a prompt is empty or too long for a row, or has a token id that is not an
-                integer or not in the model's vocabulary. The runner is then unchanged.
+            ValueError: a prompt is empty or too long for a row, or a token id is not an integer or
+                not in the model's vocabulary. The runner is then unchanged.
         """
-        size, stops = self._vocab_size, frozenset(stop_token_ids)
-        token_ids = [check_prompt(f"prompts[{i}]", p, size) for i, p in enumerate(prompts)]
+        size = self._vocab_size
+        token_ids = [check_token_ids(f"prompts[{i}]", p, size) for i, p in enumerate(prompts)]
+        stops = frozenset(check_token_ids("stop_token_ids", stop_token_ids, size))
+        if not isinstance(max_new_tokens, int):
+            raise ValueError(f"generate: max_new_tokens: expected an int, got {max_new_tokens!r}")
         scope_names = [None] * len(prompts) if scopes is None else scopes
         requests = [
             Request(i, prompt, len(prompt) + max_new_tokens, stops, scope_of(scope))

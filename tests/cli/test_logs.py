@@ -46,8 +46,20 @@ def test_record_of_each_shape_and_preset_gives_the_same_conversation(
     assert read(write_container(tmp_path, records, container)) == EXPECTED
 
 
-def test_each_preset_has_a_sample() -> None:
+def test_table_has_at_most_12_presets_and_each_has_a_sample() -> None:
+    assert len(PRESETS) <= 12
     assert PRESETS.keys() <= {*PRESET_RECORDS, "claude-code-notes"}
+
+
+def test_records_of_all_kinds_in_one_folder_are_read(tmp_path: Path) -> None:
+    for name, records in (SHAPES | PRESET_RECORDS).items():
+        (tmp_path / name).mkdir()
+        write_container(tmp_path / name, records, "jsonl")
+    # The two batches have the same custom_id, so they cannot be joined.
+    reader = LogReader([tmp_path])
+    conversations = list(reader)
+    assert len(conversations) == len(SHAPES | PRESET_RECORDS) - 2
+    assert len(reader.list_notes()) <= 5
 
 
 def recorded_logs() -> dict[str, bytes]:

@@ -121,7 +121,10 @@ def test_report_compares_two_settings(write_jsonl: Any) -> None:
     [
         ("n=3", 'expected words of "lookup=L k=K store padded trimmed", got "n=3"'),
         ("store=false", '"store" takes no value, got "store=false"'),
+        ("trimmed=1", '"trimmed" takes no value, got "trimmed=1"'),
         ("lookup=ladder", "lookup: expected auto, ngram or MIN-MAX, got ladder"),
+        ("lookup=1-65", "lookup: expected MIN-MAX with 1 <= MIN <= MAX <= 64, got 1-65"),
+        ("k=65", "k: expected 1 to 64, got 65"),
         ("", 'expected another setting than the first, "lookup=auto k=5"'),
         ("padded k=5", 'expected another setting than the first, "lookup=auto k=5"'),
     ],

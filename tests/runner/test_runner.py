@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
+from store_integrity import check_integrity
 from tiny_model import STOP_TOKEN, get_model_folder, make_prompts, pad_left
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers_models import make_causal_model
@@ -50,9 +51,12 @@ class Reference:
     stops: tuple[int, ...]
 
 
-def make_runner(model: PreTrainedModel, *, store: bool = False, **changes: Any) -> Runner:
+def make_runner(
+    model: PreTrainedModel, *, store: NgramStore | bool = False, **changes: Any
+) -> Runner:
     """Makes a runner with six rows. Long prompts need several steps. The blocks suffice only for
-    three long requests, so requests are preempted whatever the model generates."""
+    three long requests, so requests are preempted whatever the model generates. With
+    ``store=True``, the runner has a new store."""
     options: dict[str, Any] = {
         "ngram": NGRAM,
         "max_rows": 6,
@@ -61,8 +65,8 @@ def make_runner(model: PreTrainedModel, *, store: bool = False, **changes: Any) 
         "num_blocks": 64,
         "max_step_tokens": 48,
     }
-    config = RunnerConfig(**options | changes)
-    return Runner(model, config, store=NgramStore(1 << 14) if store else None)
+    shared_store = NgramStore(1 << 14) if store is True else store or None
+    return Runner(model, RunnerConfig(**options | changes), store=shared_store)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -130,6 +134,7 @@ def test_greedy_text_equals_transformers(
         assert 100 < figures.accepted < figures.drafts - 100
     if (store := runner.state.store) is not None:
         assert store.statistics.tokens_held > 100
+        check_integrity(store)
 
 
 def test_store_contains_generated_tokens_only(model: Any, greedy_run: Reference) -> None:
@@ -159,6 +164,13 @@ def test_store_drafts_only_within_scope(model: Any) -> None:
         runner.generate([prompt], NEW_TOKENS, scopes=[scope])
         step_counts.append(runner.figures.steps - old_steps)
     assert step_counts[1] == step_counts[0] > step_counts[2]
+    store = runner.state.store
+    assert store is not None
+    with_new_store = make_runner(model, store=True, max_rows=1)
+    with_same_store = make_runner(model, store=store, max_rows=1)
+    for other_runner in (with_new_store, with_same_store):
+        other_runner.generate([prompt], NEW_TOKENS, scopes=["b"])
+    assert with_same_store.figures.steps < with_new_store.figures.steps
 
 
 def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
@@ -189,6 +201,9 @@ def test_generate_after_invalid_prompt_equals_transformers(
     runner = make_runner(model)
     with pytest.raises(ValueError, match=message):
         runner.generate(prompts, NEW_TOKENS)
+    for options in ({"stop_token_ids": [1.5]}, {"max_new_tokens": 2.0}):
+        with pytest.raises(ValueError, match=f"generate: {next(iter(options))}: expected"):
+            runner.generate([[1]], **({"max_new_tokens": NEW_TOKENS} | options))
     texts = runner.generate(make_prompts(SMALL_BATCH), NEW_TOKENS, stop_token_ids=greedy_run.stops)
     assert texts == greedy_run.texts[:SMALL_BATCH]
 

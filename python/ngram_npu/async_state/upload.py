@@ -67,7 +67,7 @@ class Upload:
 
     def __init__(self, device: Device, config: AsyncConfig, num_fixed: int) -> None:
         """Allocates and clears all tensors; ``fixed`` has ``num_fixed`` elements."""
-        self._device, self._config = device, config
+        self._device = device
         rows, slots = config.max_rows, np.arange(config.max_rows)
         widths = [config.row_capacity, *(group.max_blocks for group in config.kv_groups)]
         pitches = [*map(count_chunks, widths)]
@@ -88,13 +88,12 @@ class Upload:
         self.block_tables = tuple(block_tables)
         self.num_tokens = num_tokens.view(-1)[:rows]
         self.acceptance = acceptance.view(-1, 2)[:rows]
-        self._allocate_buffers(num_fixed)
+        self._allocate_buffers(config, num_fixed)
         self.clear()
 
-    def _allocate_buffers(self, num_fixed: int) -> None:
+    def _allocate_buffers(self, config: AsyncConfig, num_fixed: int) -> None:
         """Allocates the device buffer and the staging buffers: packed chunks and cells, then the
         elements of ``fixed``."""
-        device, config = self._device, self._config
         # This is enough for a step in which every admitted request schedules its complete prompt.
         tables = 1 + len(config.kv_groups)
         self._max_chunks = config.max_rows * tables + count_chunks(config.max_step_tokens)
@@ -103,13 +102,13 @@ class Upload:
         # buffer can be viewed as chunks.
         self._packed_size = self._max_chunks * 2 * CHUNK_ITEMS + self._max_cells * 3
         self._size = self._packed_size + num_fixed
-        self._buffer = device.tensor((self._size,), torch.int32)
+        self._buffer = self._device.tensor((self._size,), torch.int32)
         self._buffer_indices = self._buffer[: self._packed_size].view(torch.int64)
         self._buffer_chunks = self._buffer[: self._packed_size].view(-1, CHUNK_ITEMS)
         self.fixed = self._buffer[self._packed_size :]
         # Steps alternate between two buffers. When a step begins, the copies of the last step may
         # still be pending. Those of the step before it are done, because it is reconciled.
-        self._staging = [HostBuffer(device, self._size) for _ in range(2)]
+        self._staging = [HostBuffer(self._device, self._size) for _ in range(2)]
 
     def clear(self) -> None:
         """Marks all entries of the block tables as UNUSED."""
