@@ -173,9 +173,9 @@ def _train(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    # With one thread, the same torch trains the same model on any machine. Several threads that
-    # wait for each other would also be slow while other work runs.
-    torch.set_num_threads(1)
+    # With a fixed number of threads, the same torch trains the same model on any machine. The test
+    # processes wait for the model, so two threads are free.
+    torch.set_num_threads(2)
     torch.manual_seed(0)
     config = LlamaConfig(num_hidden_layers=2, bos_token_id=1, tie_word_embeddings=True, **options)
     model = LlamaForCausalLM(config)

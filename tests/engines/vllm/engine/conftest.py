@@ -57,6 +57,15 @@ if RUNNER == "v2":
     )
 
 
+FIRST_FILES = ["test_server.py", "test_v1_symbols.py"]
+"""Files that the two test processes run first. The first one takes longest and trains the model,
+without which other files wait; the second one needs no model."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ([*FIRST_FILES, item.path.name]).index(item.path.name))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if RUNNER == "none":
         terminalreporter.write_line(

@@ -112,11 +112,11 @@ def make_requests(model: Path, *, salts: bool = True) -> list[Request]:
 
 
 def run_method(model: Path, method: Method, **options: Any) -> Run:
-    """Runs all requests at once, with a new engine. `options` are further arguments of the
-    engine."""
+    """Runs all requests at once, with a new engine, and compares the drafts with those of vLLM's
+    class, except with a store. `options` are further arguments of the engine."""
     result, has_store = Run(), "store" in (method.options or {})
     with start_engine(model, method, **options) as engine:
-        if method.options is not None:
+        if method.options is not None and not has_store:
             record_drafts(engine, method, result)
         counter = StoreDraftCounter(engine) if has_store else None
         engine.serve(make_requests(model, salts=knows_salts(method)), result)

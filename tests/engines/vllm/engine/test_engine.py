@@ -55,7 +55,6 @@ def test_store_contains_generated_text_of_its_scope_and_provides_drafts(
     be. With the scope "private", only requests with a salt share text."""
     run = runs(method)
     assert run.find_different(runs("none")) == []
-    assert run.mismatches, "expected other drafts than those of vLLM"
     assert run.preemptions >= 3
     assert run.num_store_drafts >= 10
     outputs = run.get_token_ids()
@@ -91,7 +90,7 @@ def test_switch_keeps_text_and_stops_drafts(model: Path, runs: Runs) -> None:
             return output
 
         scheduler.schedule = schedule
-        engine.serve(make_requests(model), result)
+        engine.serve(make_requests(model)[:10], result)
     assert result.find_different(runs("none")) == []
     assert sum(num_drafts for is_on, num_drafts in steps if not is_on) == 0
     assert sum(num_drafts for is_on, num_drafts in steps if is_on) > 50

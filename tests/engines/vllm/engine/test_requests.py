@@ -44,7 +44,7 @@ def test_requests_draft_only_from_text_of_the_same_salt(model: Path) -> None:
         store, counter = engine.store, StoreDraftCounter(engine)
         for salt, extra_args in [*tenants, *tenants]:
             old_count = counter.count
-            engine.generate([{"prompt_token_ids": prompt, **salt}], make_params(32, extra_args))
+            engine.generate([{"prompt_token_ids": prompt, **salt}], make_params(24, extra_args))
             draft_counts.append(counter.count - old_count)
     assert draft_counts[: len(tenants)] == [0] * len(tenants)
     assert [count > 0 for count in draft_counts[len(tenants) :]] == [True] * 2 + [False] * 3
@@ -61,9 +61,9 @@ def test_text_of_prompt_embeddings_equals_text_of_tokens(model: Path) -> None:
 
     method = METHODS[{"v1": "sync", "v2": "store"}[RUNNER]]
     with start_engine(model, method, enable_prompt_embeds=True) as engine:
-        expected, old_count = engine.generate(tokens, make_params(60)), engine.read_counters()[1]
-        assert engine.generate(mixed, make_params(60)) == expected
-        assert engine.read_counters()[1] > old_count + 40
+        expected, old_count = engine.generate(tokens, make_params(45)), engine.read_counters()[1]
+        assert engine.generate(mixed, make_params(45)) == expected
+        assert engine.read_counters()[1] > old_count + 30
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,9 @@
 error 400, metrics, a switch of drafting, and text of the KV events of vLLM's own block pool and
 publisher (``store_feed``). The tests share a server and run in the order of the file.
 
-On V2, the server has two ranks, of which the second is delayed. Each drafts and embeds its own
-drafts: if they stored different text, or in another order, the server's text would be wrong.
+On V2, the server has two ranks, of which the second is delayed, and ``k="auto"`` with random draft
+lengths. Each rank drafts and embeds its own drafts: if they stored different text, or in another
+order, the server's text would be wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from monitoring import find_metric_names
 from ngram_npu import NgramStore
 from ngram_npu.store import scope_of_request
 from openai import BadRequestError
+from random_lengths import VERIFIED_LINE
 from runs import METHODS, PRIVATE_STORE, make_requests
 from server import Server, find_free_port, find_start_lines
 from vllm.distributed import kv_events
@@ -41,6 +43,7 @@ TEXT_TOKENS = 256
 """Length of a text of which the feed delivers all tokens at once."""
 HANG_S = 300.0
 NUM_RANKS = {"v1": 1, "v2": 2}[RUNNER]
+AUTO_K: dict[str, Any] = {"v1": {}, "v2": {"k": "auto"}}[RUNNER]
 SALT = {"cache_salt": "salt"}
 
 
@@ -100,7 +103,7 @@ def server(model: Path, replica: Replica, store_file: Path) -> Iterator[Server]:
     """A server that reads the replica, and publishes text that it does not read itself."""
     arguments, port = METHODS["store"].make_arguments(model), find_free_port()
     addresses = [f"tcp://127.0.0.1:{port}" for port in (replica.port, port)]
-    options = {**PRIVATE_STORE, "metrics": True, "store_feed": addresses}
+    options = {**PRIVATE_STORE, **AUTO_K, "metrics": True, "store_feed": addresses}
     arguments |= {
         "additional_config": {"ngram_npu": {**options, "store_file": str(store_file)}},
         "kv_events_config": {
@@ -111,6 +114,7 @@ def server(model: Path, replica: Replica, store_file: Path) -> Iterator[Server]:
         "tensor_parallel_size": NUM_RANKS,
         "worker_cls": "workers.DelayedWorker",
         "worker_extension_cls": STORE_EXTENSION,
+        **({"scheduler_cls": "random_lengths.RandomLengthScheduler"} if AUTO_K else {}),
     }
     server = Server(
         model,
@@ -337,10 +341,13 @@ def test_server_drafts_text_of_publisher_that_restarts(
 
 
 @pytest.mark.skipif(RUNNER == "v1", reason="this server of V1 has one rank")
-def test_ranks_have_equal_drafts(server: Server) -> None:
+def test_ranks_have_equal_drafts_of_changing_lengths(server: Server) -> None:
     first, second = server.call_workers("report_drafts")
     assert first == second
     assert first[1] > 100
+    log = server.log.read_text()
+    assert VERIFIED_LINE in log
+    assert "k='auto' is off" not in log
 
 
 def test_store_file_of_stopped_server_contains_its_text(server: Server, store_file: Path) -> None:

@@ -1,9 +1,9 @@
 """Tests the option ``k="auto"`` in an engine: the draft length does not change the text, and the
-allowed lengths are those for which the runner captures graphs."""
+allowed lengths are those for which the runner captures graphs. The server of test_server.py has the
+option, too, with a store and two ranks."""
 
 from __future__ import annotations
 
-import random
 from copy import copy
 from itertools import product
 from pathlib import Path
@@ -14,6 +14,7 @@ import vllm.config
 from engines import STORE, Engine, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm import auto_k, plugin
 from ngram_npu.engines.vllm import scheduler as scheduler_module
+from random_lengths import RandomLengths
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
@@ -39,23 +40,6 @@ def _install_hooks() -> None:
     scheduler_module.install()
 
 
-class RandomLengths:
-    """Replaces a controller, and chooses a random draft length after each schedule."""
-
-    def __init__(self, controller: Any) -> None:
-        self.lengths, self.table = controller.lengths, controller.table
-        self.acceptance = controller.acceptance
-        self.verified_lengths: set[int] = set()
-        self._random = random.Random(5)
-
-    def observe_schedule(self, batch: int) -> None:
-        self.table[1:] = [self._random.choice(self.lengths)] * (len(self.table) - 1)
-
-    def observe_step(self, batch: int, length: int, seconds: float | None, **step: Any) -> None:
-        self.verified_lengths.add(length)
-
-
-WORKER = "workers.DelayedWorker"
 NUM_REQUESTS, MAX_TOKENS = 8, 40
 NUM_ABORTED, ABORT_STEPS = 4, 7
 """After every seventh step, a running request is aborted, until four requests are aborted."""
@@ -94,21 +78,12 @@ def _generate_with_aborts(engine: Engine, model: Path) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["two ranks", *(pytest.param(name, marks=pytest.mark.prove) for name in METHODS)],
-)
-def test_text_is_equal_when_draft_lengths_change(
-    model: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments: dict[str, Any] = {}
-    if name == "two ranks":  # the processes of the ranks read the environment
-        monkeypatch.setenv("NGRAM_NPU_VLLM", "1")
-        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        name, arguments = "store", {"tensor_parallel_size": 2, "worker_cls": WORKER}
+@pytest.mark.prove
+@pytest.mark.parametrize("name", METHODS)
+def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None:
     with start_engine(model, Method()) as engine:
         expected = engine.generate(_make_prompts(model), make_params(MAX_TOKENS))
-    with start_engine(model, METHODS[name], **arguments) as engine:
+    with start_engine(model, METHODS[name]) as engine:
         scheduler = engine.find_scheduler()
         observer = getattr(scheduler, scheduler_module.ATTRIBUTE).observer
         controller = observer.controller = RandomLengths(observer.controller)
@@ -117,9 +92,6 @@ def test_text_is_equal_when_draft_lengths_change(
         assert texts == [longer[: len(text)] for longer, text in zip(expected, texts, strict=True)]
         assert [len(text) for text in texts].count(MAX_TOKENS) == NUM_REQUESTS - NUM_ABORTED
         preemptions, num_accepted = engine.read_counters()
-        if arguments:
-            first, second = engine.llm.collective_rpc("report_drafts")
-            assert first == second
         assert getattr(scheduler, scheduler_module.ATTRIBUTE).observer is observer, (
             "expected no error in the observer"
         )

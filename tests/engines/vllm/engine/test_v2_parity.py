@@ -73,7 +73,7 @@ def _append_sampled(rng: random.Random, state: RequestState, k: int) -> tuple[An
 
 def test_drafts_equal_stock_speculator_on_random_states() -> None:
     num_matched = num_prefilling = 0
-    for seed in range(300):
+    for seed in range(150):
         rng = random.Random(seed)
         rows, capacity = rng.randint(1, 5), rng.choice([24, 64, 100])
         config = _make_config(rng, rows, capacity)
@@ -91,5 +91,5 @@ def test_drafts_equal_stock_speculator_on_random_states() -> None:
         newest = state.last_sampled_tokens[batch.idx_mapping]
         num_matched += int(((expected != newest).any(1) & (num_sampled > 0)).sum())
         num_prefilling += int((num_sampled == 0).sum())
-    assert num_matched >= 150
-    assert num_prefilling >= 50
+    assert num_matched >= 75
+    assert num_prefilling >= 25

@@ -1,4 +1,5 @@
-"""Tests which classes and functions of the installed vLLM the plugin replaces. No engine runs."""
+"""Tests which classes and functions of the installed vLLM the plugin replaces, for both runners. No
+engine runs."""
 
 from __future__ import annotations
 
