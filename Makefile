@@ -25,7 +25,6 @@ run_targets = @for target in $(1); do \
   echo "== $$target"; start=$$(date +%s); \
   $(MAKE) --no-print-directory $$target || { echo "== $@: $$target failed; the targets after it did not run"; exit 1; }; \
   echo "== $$target: passed in $$(($$(date +%s) - start)) s"; done; echo "== $@: all passed"
-TESTS := lint test-cpp test-python
 check:
 	@$(MAKE) --silent --question setup || { echo "make check downloads no dependencies: run make setup first"; exit 1; }
 	$(call run_targets,lint dev)
@@ -34,9 +33,10 @@ check:
 QUICK := $(addprefix tests/ops/test_,$(addsuffix .py,parity errors torch bookkeeping drafts)) $(wildcard tests/core/test_*.py) \
   tests/engines/vllm/unit tests/async_state/test_state.py tests/repo/test_documents.py tests/repo/test_layers.py tests/repo/test_figures.py
 test:
-	$(call run_targets,$(TESTS))
+	$(call run_targets,lint test-cpp test-python)
 test-all:
-	$(call run_targets,$(TESTS) docs test-slow test-sanitizers test-vllm)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint docs $(VLLM_V2_VENV)/.ready  # each runs on one core
+	$(call run_targets,test-cpp test-python test-slow test-sanitizers test-vllm)
 
 # The demo needs only the first step.
 $(VENV)/.build: tools/requirements-demo.txt
