@@ -33,7 +33,7 @@ class RandomLengths:
 
 
 class RandomLengthScheduler(AsyncScheduler):
-    """A scheduler for the option `scheduler_cls`, whose requests are drafted for with `k="auto"`."""
+    """A scheduler for the option `scheduler_cls`, with `k="auto"`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
