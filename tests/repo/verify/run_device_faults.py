@@ -102,11 +102,12 @@ def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
     return ""
 
 
-def detect_ascendc_fault(fault: Fault) -> str:
-    """Returns how the samples detected the fault; empty if they did not."""
+def detect_ascendc_fault(fault: Fault, num_rounds: int = ASCENDC_ROUNDS) -> str:
+    """Returns how the samples, which run this number of times, detected the fault; empty if they
+    did not."""
     with tempfile.TemporaryDirectory() as folder:
         families = build_ascendc_twin(fault, Path(folder))
-        return run_in_child(lambda: run_ascendc_samples(fault, families, Path(folder)))
+        return run_in_child(lambda: run_ascendc_samples(fault, families, num_rounds, Path(folder)))
 
 
 def includes_file(source: Path, file: str) -> bool:
@@ -147,12 +148,12 @@ def build_ascendc_twin(fault: Fault, folder: Path) -> list[str]:
     return families
 
 
-def run_ascendc_samples(fault: Fault, families: list[str], folder: Path) -> str:
+def run_ascendc_samples(fault: Fault, families: list[str], num_rounds: int, folder: Path) -> str:
     twin = Twin("ascendc_twin", "npu", "ascendc", folder)
     backend = Backend(twin.name, call_torch, twin=twin)
     specs = [s for s in OPSPECS.values() if s.family in families and backend.serves(s)]
     specs = [s for s in specs if fault.op in ("", s.kernel)]
-    for _ in range(ASCENDC_ROUNDS):
+    for _ in range(num_rounds):
         # The operators take turns, because most faults are in one of them.
         turns = zip_longest(*(zip(repeat(spec), spec.samples) for spec in specs))
         for spec, sample in filter(None, chain.from_iterable(turns)):
