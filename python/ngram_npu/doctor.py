@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 from dataclasses import asdict, dataclass
@@ -167,6 +166,8 @@ def doctor(*, self_test: bool = False, pid: int | None = None) -> Report:
 
 def find_version(*names: str) -> str | None:
     """Returns the version of the first of these distributions that is installed."""
+    import importlib.metadata  # takes a sixth of the package's import
+
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
