@@ -272,6 +272,7 @@ def test_store_calls_change_one_scope(server: Server, requests: dict[int, Reques
 
 
 def test_stand_ins_of_events_equal_vllms_classes() -> None:
+    """A newer vLLM may have further fields after these."""
     for name in ("BlockStored", "BlockRemoved", "AllBlocksCleared", "KVEventBatch"):
         ours, theirs = (
             [
@@ -280,7 +281,7 @@ def test_stand_ins_of_events_equal_vllms_classes() -> None:
             ]
             for module in (stand_ins, kv_events)
         )
-        assert ours == theirs
+        assert ours == theirs[: len(ours)]
     blocks = [1], None, [2], 1, None, "GPU", None
     batches = (
         module.KVEventBatch(1.0, [module.BlockStored(*blocks), module.AllBlocksCleared()])
