@@ -147,7 +147,7 @@ def test_text_is_equal_and_drafts_are_those_of_the_reference(
     assert run.find_different(runs("none")) == []
     assert run.num_replaced >= 15
     assert run.num_kept >= 40
-    assert run.preemptions >= 3
+    assert run.preemptions >= 2
     assert run.num_accepted >= 100
     if method.is_adaptive:
         assert run.neural_results >= 20
