@@ -10,7 +10,7 @@ from typing import Any
 from ngram_npu.engines.vllm.scheduler import ATTRIBUTE
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-VERIFIED_LINE = "verified drafts of the lengths 0 and 4"
+VERIFIED_LINE = "verified drafts of all lengths"
 
 
 class RandomLengths:
@@ -28,7 +28,7 @@ class RandomLengths:
     def observe_step(self, batch: int, length: int, seconds: float | None, **step: Any) -> None:
         if length not in self.verified_lengths:
             self.verified_lengths.add(length)
-            if self.verified_lengths == {0, 4}:
+            if self.verified_lengths == {*self.lengths}:
                 logging.getLogger("vllm").info(VERIFIED_LINE)
 
 

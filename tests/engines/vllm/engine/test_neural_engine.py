@@ -140,14 +140,14 @@ def test_text_is_equal_and_drafts_are_those_of_the_reference(
     with start_engine(model, method) as engine:
         NeuralRecorder(engine, method, run)
         counter = StoreDraftCounter(engine) if has_store else None
-        engine.serve(make_requests(model, salts=not has_store)[:12], run)
+        engine.serve(make_requests(model, salts=not has_store), run)
         if counter is not None:
             assert counter.count >= 10
             assert engine.store.statistics.tokens_held >= sum(map(len, run.get_token_ids())) / 2
     assert run.find_different(runs("none")) == []
     assert run.num_replaced >= 15
     assert run.num_kept >= 40
-    assert run.preemptions >= 2
+    assert run.preemptions >= 3
     assert run.num_accepted >= 100
     if method.is_adaptive:
         assert run.neural_results >= 20
