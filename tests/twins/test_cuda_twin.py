@@ -17,7 +17,7 @@ import torch
 from backends import TWIN_BACKENDS, Backend
 from cuda_hooks import check_changed_lengths, check_failed_launch_is_reported
 from ngram_npu import NgramStore
-from ops.parity import Case, check_case, make_sample_cases
+from ops.parity import Case, check_cases, make_sample_cases
 from ops.reference.store import BLOCK
 from ops.specs import OPSPECS, OpSpec
 from store_steps import assert_equal_stores, check_ranks
@@ -63,9 +63,8 @@ def _find_cases_with_shared_rows(op: str) -> list[Case]:
 @pytest.mark.parametrize("spec", ROW_SHARING_SPECS, ids=lambda s: s.name)
 def test_overlapping_blocks_give_same_result_in_any_order(spec: OpSpec) -> None:
     _set_seed(1)
-    for case in _find_cases_with_shared_rows(spec.name):
-        for _ in range(4):  # each launch increments the seed
-            check_case(spec, RESIDENT, case)
+    for _ in range(4):  # each launch increments the seed
+        check_cases(spec, RESIDENT, _find_cases_with_shared_rows(spec.name))
 
 
 @pytest.mark.parametrize("spec", LOOKUP_SPECS, ids=lambda s: s.name)

@@ -23,10 +23,11 @@ NO_TOKEN = -1
 def measure_common_suffix(tokens: list[int], end: int, max_length: int) -> int:
     """Returns L(end): the length of the longest common suffix of tokens[0..end] and of all
     tokens, at most ``max_length``."""
-    length = 0
-    while length < min(max_length, end + 1) and tokens[end - length] == tokens[-1 - length]:
-        length += 1
-    return length
+    limit = min(max_length, end + 1)
+    for length in range(limit):
+        if tokens[end - length] != tokens[-1 - length]:
+            return length
+    return limit
 
 
 def compute_draft(
