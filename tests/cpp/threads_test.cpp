@@ -23,7 +23,7 @@ template <class Fn>
 bool succeeds_in_child(const Fn& fn) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
+    alarm(60);
     _exit(fn() ? 0 : 1);
   }
   int status = -1;
@@ -305,15 +305,20 @@ bool pool_works() { return runs_each_task_once(3) && runs_each_task_once(4) && r
 
 // A data loader may fork at any time, also while another thread is inside a call.
 TEST(ThreadPoolForkTest, PoolWorksInForkedChildAndGrandchildWhileParentUsesPool) {
+  // No other thread may allocate memory or begin during a fork, because it could hold a lock of ASan, which the child
+  // could never take. So all threads of the pool and of this test run before the first fork.
+  ASSERT_TRUE(pool_works());
   std::atomic<bool> must_stop{false};
+  std::atomic<int> num_running{0};
   std::vector<std::thread> other_threads;
   for (int i = 0; i < 2; ++i) {
-    other_threads.emplace_back([&must_stop] {
-      // This loop must not allocate memory, so that a fork cannot interrupt a thread that holds a lock of malloc.
+    other_threads.emplace_back([&must_stop, &num_running] {
       const Executor executor = cpu::pool_executor();
+      ++num_running;
       while (!must_stop) executor.run(&executor, 2, [](void*, int32_t) {}, nullptr);
     });
   }
+  while (num_running < 2) std::this_thread::yield();
   int num_failed = 0;
   for (int i = 0; i < 150 && num_failed == 0; ++i)
     num_failed +=
