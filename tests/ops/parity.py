@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,16 +156,15 @@ def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
 
 
 def check_cases(spec: OpSpec, backend: Backend, cases: list[Case]) -> None:
-    """Same as :func:`check_parity`, for samples with known results of the reference. Selects the
-    backend once for all of them, because this takes longer than most calls."""
-    for checks_results in (True, False):
+    """Same as :func:`check_parity`, for samples with known results of the reference."""
+    # Selecting a backend takes longer than most calls.
+    for checks_results, group in groupby(cases, lambda case: case.sample.checks_results):
         with backend.select(races_allowed=not checks_results):
-            for case in cases:
-                if case.sample.checks_results == checks_results:
-                    print(case.sample.label)
-                    args = clone_args(case.sample.args)
-                    got = backend.call(spec.name, args)
-                    check_results(spec, case.sample, got, args, case.results, case.args)
+            for case in group:
+                print(case.sample.label)
+                args = clone_args(case.sample.args)
+                got = backend.call(spec.name, args)
+                check_results(spec, case.sample, got, args, case.results, case.args)
 
 
 def check_results(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from ops.reference.bookkeeping import Array, row_of
@@ -39,7 +40,8 @@ def mix(z: int) -> int:
     return z ^ z >> 31
 
 
-def key_of(gram: list[int], scope: int, level: int) -> int:
+@lru_cache(1 << 16)  # texts of samples have the same n-grams
+def key_of(gram: tuple[int, ...], scope: int, level: int) -> int:
     terms = zip(reversed(gram), POWERS, strict=False)
     polynomial = sum((token & MASK32) * power for token, power in terms)
     return mix((polynomial & MASK64 ^ mix(scope & MASK64)) + (level + 1) * BASE & MASK64)
@@ -48,7 +50,7 @@ def key_of(gram: list[int], scope: int, level: int) -> int:
 def entry_of(table: Array, gram: list[int], scope: int) -> Array:
     """Returns the entry of an n-gram, as a view: the newest and the second newest position."""
     level = SIZES.index(len(gram))
-    column = key_of(gram, scope, level) % (table.shape[1] // 2)
+    column = key_of(tuple(gram), scope, level) % (table.shape[1] // 2)
     return table[level, 2 * column : 2 * column + 2]
 
 
@@ -99,7 +101,7 @@ class Addition:
 
 
 def slot_key(text: list[int], scope: int) -> int:
-    return signed(key_of(text[-16:], scope, SLOT_LEVEL))
+    return signed(key_of(tuple(text[-16:]), scope, SLOT_LEVEL))
 
 
 def addition_of(a: Arguments, i: int, next_number: int) -> Addition | None:

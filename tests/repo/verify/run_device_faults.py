@@ -23,7 +23,7 @@ from cuda_hooks import (
     check_failed_launch_is_reported,
     make_checking_backend,
 )
-from ops.parity import MismatchError, check_parity
+from ops.parity import MismatchError, check_cases, make_sample_cases
 from ops.specs import OPSPECS, OpSpec
 from repo.verify.device_faults import Fault
 from twins import FOLDER, ROOT, Twin
@@ -48,7 +48,8 @@ def detect_cuda_fault(fault: Fault) -> str:
             shutil.copytree(ROOT / "csrc" / part, csrc / part)
         (Path(folder) / fault.file).write_text(fault.apply())
         library = build_cuda_library(csrc, fault)
-        return run_in_child(lambda: run_cuda_samples(fault, library))
+        specs = [spec for spec in OPSPECS.values() if spec.kernel == fault.op]
+        return run_in_child(specs, lambda: run_cuda_samples(fault.mode, library, specs))
 
 
 def build_cuda_library(csrc: Path, fault: Fault) -> Path:
@@ -77,13 +78,11 @@ def find_cuda_source(op: str, csrc: Path) -> Path:
     return source if source.exists() else source.with_stem(OPSPECS[op].family)
 
 
-def run_cuda_samples(fault: Fault, library: Path) -> str:
-    specs = [spec for spec in OPSPECS.values() if spec.kernel == fault.op]
-    results = (run_samples_of_spec(spec, fault.mode, library) for spec in specs)
-    return next(filter(None, results), "")
+def run_cuda_samples(mode: str, library: Path, specs: list[OpSpec]) -> str:
+    return next(filter(None, (run_cuda_samples_of(spec, mode, library) for spec in specs)), "")
 
 
-def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
+def run_cuda_samples_of(spec: OpSpec, mode: str, library: Path) -> str:
     if mode == "hooks":
         backend = make_checking_backend(spec, library)
     else:
@@ -93,12 +92,14 @@ def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
         return message
     if mode == "fast" and (message := check_changed_lengths(spec, backend)):
         return message
-    for sample in spec.samples:
+    for case in make_sample_cases(spec.name):
+        label = case.sample.label
         try:
-            for _ in range(CUDA_ORDERS if sample.label.startswith("few-long") else 1):
-                check_parity(spec, backend, sample)
+            check_cases(
+                spec, backend, [case] * (CUDA_ORDERS if label.startswith("few-long") else 1)
+            )
         except (MismatchError, RuntimeError) as error:
-            return f"{sample.label}: {type(error).__name__}: {error}"
+            return f"{label}: {type(error).__name__}: {error}"
     return ""
 
 
@@ -107,7 +108,9 @@ def detect_ascendc_fault(fault: Fault, num_rounds: int = ASCENDC_ROUNDS) -> str:
     did not."""
     with tempfile.TemporaryDirectory() as folder:
         families = build_ascendc_twin(fault, Path(folder))
-        return run_in_child(lambda: run_ascendc_samples(fault, families, num_rounds, Path(folder)))
+        specs = [spec for spec in OPSPECS.values() if spec.family in families]
+        specs = [spec for spec in specs if fault.op in ("", spec.kernel)]
+        return run_in_child(specs, lambda: run_ascendc_samples(specs, num_rounds, Path(folder)))
 
 
 def includes_file(source: Path, file: str) -> bool:
@@ -142,30 +145,30 @@ def build_ascendc_twin(fault: Fault, folder: Path) -> list[str]:
         parts.append(folder / f"{source.stem}.o")
         compiler, *flags = shlex.split(command["command"].partition(" -o ")[0])
         text = header if source == ROOT / fault.file else source
-        flags += ["-O1", "-w"]  # compiling takes most of the time
+        flags += ["-O0", "-w"]  # compiling takes most of the time
         run_program(compiler, f"-I{folder / 'csrc'}", *flags, "-o", parts[-1], "-c", text)
     run_program("g++", "-shared", "-pthread", *parts, "-o", folder / "libngram_npu_ascendc_twin.so")
     return families
 
 
-def run_ascendc_samples(fault: Fault, families: list[str], num_rounds: int, folder: Path) -> str:
+def run_ascendc_samples(specs: list[OpSpec], num_rounds: int, folder: Path) -> str:
     twin = Twin("ascendc_twin", "npu", "ascendc", folder)
     backend = Backend(twin.name, call_torch, twin=twin)
-    specs = [s for s in OPSPECS.values() if s.family in families and backend.serves(s)]
-    specs = [s for s in specs if fault.op in ("", s.kernel)]
     for _ in range(num_rounds):
         # The operators take turns, because most faults are in one of them.
-        turns = zip_longest(*(zip(repeat(spec), spec.samples) for spec in specs))
-        for spec, sample in filter(None, chain.from_iterable(turns)):
+        turns = zip_longest(*(zip(repeat(spec), make_sample_cases(spec.name)) for spec in specs))
+        for spec, case in filter(None, chain.from_iterable(turns)):
             try:
-                check_parity(spec, backend, sample)
+                check_cases(spec, backend, [case])
             except (MismatchError, RuntimeError) as error:
-                return f"{spec.name}: {sample.label}: {type(error).__name__}: {error}"
+                return f"{spec.name}: {case.sample.label}: {type(error).__name__}: {error}"
     return ""
 
 
-def run_in_child(task: Callable[[], str]) -> str:
+def run_in_child(specs: list[OpSpec], task: Callable[[], str]) -> str:
     """Returns the task's result or, if a wrong kernel ended the task's process, how it ended."""
+    for spec in specs:
+        make_sample_cases(spec.name)  # kept for all tasks, because the reference is slow
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
