@@ -16,7 +16,6 @@ __all__ = [
 ]
 
 LATEST = 1
-UNLIMITED = 2**63 - 1
 NO_TOKEN = -1
 
 
@@ -30,20 +29,17 @@ def measure_common_suffix(tokens: list[int], end: int, max_length: int) -> int:
     return limit
 
 
-def compute_draft(
-    args: Arguments, tokens: list[int], k: int, max_len: int
-) -> tuple[list[int], int]:
-    """Returns the draft of a row with these tokens, and the match length; ([], 0) for no draft."""
+def compute_draft(args: Arguments, tokens: list[int], k: int) -> tuple[list[int], int]:
+    """Returns at most k tokens that may follow a row, and the match length; ([], 0) for none."""
     lengths = [measure_common_suffix(tokens, end, args.max_n) for end in range(len(tokens) - 1)]
     match_len = max(lengths, default=0)
-    budget = min(k, max_len - len(tokens))
-    if match_len < args.min_n or budget <= 0:
+    if match_len < args.min_n:
         return [], 0
     ends = [end for end, length in enumerate(lengths) if length == match_len]
     start = (ends[-1] if args.match_policy == LATEST else ends[0]) + 1
     sequence = list(tokens)  # with overlap, followed by the draft, which then repeats itself
     draft: list[int] = []
-    while len(draft) < budget and start + len(draft) < len(sequence):
+    while len(draft) < k and start + len(draft) < len(sequence):
         draft.append(sequence[start + len(draft)])
         if args.overlap:
             sequence.append(draft[-1])
@@ -78,12 +74,14 @@ class Drafts(NamedTuple):
 
     def look_up(self, args: Arguments, i: int, tokens: list[int], newest_token: int) -> None:
         """Writes the draft of request ``i`` for a row with these tokens."""
-        k = self.token_ids.shape[1]
-        draft = compute_draft(args, tokens, k, args.max_len)
-        continuation = draft[0]
-        if args.fill and args.max_len > len(tokens):
-            continuation, _ = compute_draft(args, tokens, k, UNLIMITED)
-        self.write(i, draft, continuation, padding_after(args, newest_token))
+        budget = args.max_len - len(tokens)
+        if budget <= 0:
+            self.write_no_draft(i, padding_after(args, newest_token))
+            return
+        continuation, match_len = compute_draft(args, tokens, self.token_ids.shape[1])
+        draft = continuation[:budget]
+        written = continuation if args.fill else draft
+        self.write(i, (draft, match_len), written, padding_after(args, newest_token))
 
     def write_no_draft(self, i: int, pad: int) -> None:
         self.write(i, ([], 0), [], pad)
