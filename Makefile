@@ -17,6 +17,8 @@ SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/
 unexport PYTHONDONTWRITEBYTECODE
 # Inductor's cache does not know an operator's schema, so a changed operator would be called with its old arguments.
 export TORCHINDUCTOR_FORCE_DISABLE_CACHES := 1
+# Waiting threads of OpenMP would take the core of another test process.
+export OMP_WAIT_POLICY := passive
 .PHONY: setup dev wheel twins demo lint format check test test-all prove docs release-check test-cpp test-python test-slow \
   test-cuda test-sanitizers test-vllm gpu gpu-sanitize
 

@@ -47,6 +47,7 @@ def test_scenarios_with_graphs_mrope_and_two_stages_are_lossless(first: int) -> 
         assert totals[f"steps with {option}"] == totals["steps"] > 250
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_detected_by_a_seeded_scenario(name: str) -> None:
     detection = find_detection(name)

@@ -209,6 +209,7 @@ def test_regret_is_low_at_constant_acceptance(model: str, batch: int, tokens: fl
     assert compute_regret(steps[start:]) <= 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distortion", DISTORTIONS)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_regret_is_low_after_each_change_of_acceptance(distortion: str, batch: int) -> None:
@@ -242,6 +243,7 @@ CHANGES: dict[str, tuple[int, Callable[[int, int, float], float], GetTokens]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_regret_is_low_after_a_change(name: str, batch: int) -> None:
@@ -252,6 +254,7 @@ def test_regret_is_low_after_a_change(name: str, batch: int) -> None:
     assert compute_mean_regret(batch, get_time, get_tokens, [0, change], num_steps) <= MAX_REGRET
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distortion", ["little noise", "slow bursts"])
 @pytest.mark.parametrize("period", [200, 1000])
 @pytest.mark.parametrize("batch", [1, 8])
