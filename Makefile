@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TORCHINDUCTOR_FORCE_DISABLE_CACHES := 1
 # Waiting threads of OpenMP would take the core of another test process.
 export OMP_WAIT_POLICY := passive
-.PHONY: setup dev wheel twins demo lint format check test test-all prove docs release-check test-cpp test-python test-slow \
+.PHONY: setup dev wheel twins demo lint check test test-all prove docs release-check test-cpp test-python test-slow \
   test-cuda test-sanitizers test-vllm gpu gpu-sanitize
 
 # Runs the targets in order, with their times, until one fails.
@@ -90,16 +90,11 @@ demo: $(VENV)/.installed
 	@echo "tokens/step is the number of tokens per forward pass of a model that would write these files; without drafts it is 1."
 	@echo "drafted/step is the number of draft tokens that each pass verifies, and us/call is the time of the drafter in a step."
 
-CXX_FILES = git ls-files '*.h' '*.cpp' '*.cu' '*.cuh'
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(CXX_FILES) | xargs $(VENV)/bin/clang-format --dry-run --Werror
-format: setup
-	$(VENV)/bin/ruff check --fix .
-	$(VENV)/bin/ruff format .
-	$(CXX_FILES) | xargs $(VENV)/bin/clang-format -i
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 
 # Builds the documentation as a site in build/docs.
 docs: .venv-docs/.ready
