@@ -8,7 +8,8 @@ WHEEL := $(BUILD)/wheel
 PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
-PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+# Threads of OpenMP that wait busily would take the core of another test process.
+PYTEST := OMP_WAIT_POLICY=passive $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 PIP := -m pip --quiet --disable-pip-version-check
 # Without --no-compile, pip would compile all modules of all packages, which takes minutes; few of them are imported.
 INSTALL := $(PIP) install --no-compile
@@ -17,8 +18,6 @@ SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/
 unexport PYTHONDONTWRITEBYTECODE
 # Inductor's cache does not know an operator's schema, so a changed operator would be called with its old arguments.
 export TORCHINDUCTOR_FORCE_DISABLE_CACHES := 1
-# Waiting threads of OpenMP would take the core of another test process.
-export OMP_WAIT_POLICY := passive
 .PHONY: setup dev wheel twins demo lint check test test-all prove docs release-check test-cpp test-python test-slow \
   test-cuda test-sanitizers test-vllm gpu gpu-sanitize
 
