@@ -9,7 +9,7 @@ from async_state.async_proof import find_detection, run_scenarios
 from async_state.faults import FAULTS
 
 NUM_SCENARIOS = 50
-"""Scenarios in a test. The first ones detect every fault; the next ones have all events."""
+"""Number of scenarios in a test. The first ones detect all faults; the next have all events."""
 NUM_COMBINED = 25
 FREQUENT_EVENTS = (
     *("readmissions", "moves", "discarded", "padded", "accepted", "rejected", "stored tokens"),

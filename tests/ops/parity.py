@@ -161,7 +161,7 @@ def check_cases(spec: OpSpec, backend: Backend, cases: list[Case]) -> None:
     for checks_results, group in groupby(cases, lambda case: case.sample.checks_results):
         with backend.select(races_allowed=not checks_results):
             for case in group:
-                print(case.sample.label)
+                print(case.sample.label)  # the call may end the process
                 args = clone_args(case.sample.args)
                 got = backend.call(spec.name, args)
                 check_results(spec, case.sample, got, args, case.results, case.args)

@@ -40,7 +40,7 @@ def mix(z: int) -> int:
     return z ^ z >> 31
 
 
-@lru_cache(1 << 16)  # texts of samples have the same n-grams
+@lru_cache(1 << 16)  # the samples' texts have most n-grams in common
 def key_of(gram: tuple[int, ...], scope: int, level: int) -> int:
     terms = zip(reversed(gram), POWERS, strict=False)
     polynomial = sum((token & MASK32) * power for token, power in terms)

@@ -94,10 +94,9 @@ def run_cuda_samples_of(spec: OpSpec, mode: str, library: Path) -> str:
         return message
     for case in make_sample_cases(spec.name):
         label = case.sample.label
+        num_orders = CUDA_ORDERS if label.startswith("few-long") else 1
         try:
-            check_cases(
-                spec, backend, [case] * (CUDA_ORDERS if label.startswith("few-long") else 1)
-            )
+            check_cases(spec, backend, [case] * num_orders)
         except (MismatchError, RuntimeError) as error:
             return f"{label}: {type(error).__name__}: {error}"
     return ""
@@ -166,9 +165,10 @@ def run_ascendc_samples(specs: list[OpSpec], num_rounds: int, folder: Path) -> s
 
 
 def run_in_child(specs: list[OpSpec], task: Callable[[], str]) -> str:
-    """Returns the task's result or, if a wrong kernel ended the task's process, how it ended."""
+    """Returns the task's result or, if a wrong kernel ended the task's process, how it ended. The
+    task runs samples of these specs."""
     for spec in specs:
-        make_sample_cases(spec.name)  # kept for all tasks, because the reference is slow
+        make_sample_cases(spec.name)  # cached for all children, because the reference is slow
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
