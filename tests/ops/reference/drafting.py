@@ -61,15 +61,12 @@ class Drafts(NamedTuple):
     counts: Array
     match_len: Array
 
-    def write(
-        self, i: int, draft: tuple[list[int], int], continuation: list[int], pad: int
-    ) -> None:
-        """Writes the draft of request ``i``. ``continuation`` are the tokens of its positions, and
-        ``pad`` is in the positions after them."""
-        tokens, match_len = draft
+    def write(self, i: int, tokens: list[int], num_drafted: int, match_len: int, pad: int) -> None:
+        """Writes the tokens of request ``i``, of which the first ``num_drafted`` are its draft, and
+        ``pad`` in the positions after them."""
         self.token_ids[i] = pad
-        self.token_ids[i, : len(continuation)] = continuation
-        self.counts[i] = len(tokens)
+        self.token_ids[i, : len(tokens)] = tokens
+        self.counts[i] = num_drafted
         self.match_len[i] = match_len
 
     def look_up(self, args: Arguments, i: int, tokens: list[int], newest_token: int) -> None:
@@ -79,12 +76,12 @@ class Drafts(NamedTuple):
             self.write_no_draft(i, padding_after(args, newest_token))
             return
         continuation, match_len = compute_draft(args, tokens, self.token_ids.shape[1])
-        draft = continuation[:budget]
-        written = continuation if args.fill else draft
-        self.write(i, (draft, match_len), written, padding_after(args, newest_token))
+        num_drafted = min(len(continuation), budget)
+        written = continuation if args.fill else continuation[:num_drafted]
+        self.write(i, written, num_drafted, match_len, padding_after(args, newest_token))
 
     def write_no_draft(self, i: int, pad: int) -> None:
-        self.write(i, ([], 0), [], pad)
+        self.write(i, [], 0, 0, pad)
 
 
 def make_drafts(batch: int, k: int) -> Drafts:
